@@ -1,0 +1,1 @@
+"""File formats: a file in, a file out."""
