@@ -1,3 +1,35 @@
-"""precconv changes the precision of model checkpoints: streamed, checked, verified."""
+"""precconv changes the precision of model checkpoints: streamed, checked, verified.
+
+>>> import precconv
+>>> report = precconv.convert("model.safetensors", to="bf16")  # doctest: +SKIP
+
+Importing this is cheap: torch is imported when the first value is cast.
+"""
 
 from ._version import __version__ as __version__
+from .checks import Finding as Finding
+from .convert import convert as convert
+from .convert import plan as plan
+from .dtypes import DType as DType
+from .dtypes import dtype as dtype
+from .errors import CorruptCheckpointError as CorruptCheckpointError
+from .errors import InputError as InputError
+from .errors import NumericError as NumericError
+from .errors import OutputError as OutputError
+from .errors import PrecconvError as PrecconvError
+from .errors import RuleError as RuleError
+from .errors import SourceChangedError as SourceChangedError
+from .errors import UnknownFormatError as UnknownFormatError
+from .errors import UsageError as UsageError
+from .errors import VerificationError as VerificationError
+from .formats import open_checkpoint as open_checkpoint
+from .inspection import Inspection as Inspection
+from .inspection import inspect as inspect
+from .plan import Item as Item
+from .plan import Plan as Plan
+from .report import Report as Report
+from .report import TensorReport as TensorReport
+from .rules import Rule as Rule
+from .stats import Norms as Norms
+from .stats import Stats as Stats
+from .tensors import TensorInfo as TensorInfo

@@ -133,9 +133,7 @@ DTYPES: tuple[DType, ...] = (
     _int("int8", "I8", 8, "int", "char"),
     DType("fp8_e5m2", "F8_E5M2", 8, "float", "float8_e5m2", ("float8_e5m2",), 5, 2),
     DType("fp8_e4m3", "F8_E4M3", 8, "float", "float8_e4m3fn", ("fp8_e4m3fn", "float8_e4m3fn"), 4, 3, "fn"),
-    DType(
-        "fp8_e8m0", "F8_E8M0", 8, "float", "float8_e8m0fnu", ("fp8_e8m0fnu", "float8_e8m0fnu"), 8, 0, "e8m0"
-    ),
+    DType("fp8_e8m0", "F8_E8M0", 8, "float", "float8_e8m0fnu", ("fp8_e8m0fnu", "float8_e8m0fnu"), 8, 0, "e8m0"),
     DType("fp8_e4m3fnuz", "F8_E4M3FNUZ", 8, "float", "float8_e4m3fnuz", ("float8_e4m3fnuz",), 4, 3, "fnuz"),
     DType("fp8_e5m2fnuz", "F8_E5M2FNUZ", 8, "float", "float8_e5m2fnuz", ("float8_e5m2fnuz",), 5, 2, "fnuz"),
     _int("int16", "I16", 16, "int", "short"),
@@ -178,7 +176,7 @@ def dtype(key: object) -> DType:
 
 def target(key: object) -> DType:
     """A type that ``--to`` may name; raises UsageError for the others."""
-    found = dtype(key)
-    if found not in TARGETS:
-        raise UsageError(f"cannot convert to {found}", hint=f"targets: {', '.join(d.name for d in TARGETS)}")
+    found = _BY_NAME.get(str(key).lower().removeprefix("torch."))
+    if found is None or found not in TARGETS:
+        raise UsageError(f"cannot convert to {str(key)!r}", hint=f"targets: {', '.join(d.name for d in TARGETS)}")
     return found

@@ -1,0 +1,6 @@
+"""``python -m precconv``."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The command line: parses, calls the library, prints.  Results go to stdout, talk and progress to stderr."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from . import text
+from ._version import __version__
+from .convert import convert as run_convert
+from .convert import plan as run_plan
+from .errors import PrecconvError
+from .inspection import inspect as run_inspect
+from .report import Report, plan_dict
+from .rules import Rule, read_rules
+
+__all__ = ["main"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """A group whose first argument may be a checkpoint: ``precconv SRC`` is ``precconv convert SRC``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            self._catch_typo(ctx, args)
+            args = ["convert", *args]
+        return super().parse_args(ctx, args)
+
+    def _catch_typo(self, ctx: click.Context, args: list[str]) -> None:
+        close = difflib.get_close_matches(args[0], self.commands, 1, 0.75)
+        if close and not Path(args[0]).exists():
+            raise click.UsageError(f"there is no command or file {args[0]!r}; did you mean {close[0]!r}?", ctx)
+
+
+class _Ordered(click.Command):
+    """A command that keeps the order in which ``--rule``, ``--keep`` and ``--rules`` were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        taken = {name: iter(values.get(name, ())) for name in _RULE_OPTIONS}
+        ctx.meta["rules"] = [(p.name, next(taken[p.name])) for p in order if p.name in taken]
+        return super().parse_args(ctx, args)
+
+
+_RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
+    "rule": lambda value: [Rule.parse(value)],
+    "keep": lambda value: [Rule.keep(value)],
+    "rules": lambda value: read_rules(Path(value)),
+}
+
+
+def _rules() -> list[Rule]:
+    given = click.get_current_context().meta["rules"]
+    return [rule for name, value in given for rule in _RULE_OPTIONS[name](value)]
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Deliberate failures as one sentence, a hint and their exit code; signals as an interruption."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
+    try:
+        yield
+    except PrecconvError as e:
+        click.echo(f"error: {e}", err=True)
+        if e.hint:
+            click.echo(f"hint: {e.hint}", err=True)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted; nothing was written", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # whoever read our results has gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the interpreter's last flush
+        sys.exit(1)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="precconv")
+def cli() -> None:
+    """Change the precision of model checkpoints: streamed, checked, verified.
+
+    \b
+    precconv model.safetensors --to bf16          writes model.bf16.safetensors
+    precconv inspect model.safetensors            shows what is inside
+
+    A first argument that is no command is a checkpoint to convert.
+    """
+
+
+def _conversion_options(command: F) -> F:
+    """The options of ``convert``, in the order ``--help`` shows them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS: tuple[Callable[[F], F], ...] = (
+    click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
+    click.option("-o", "--output", metavar="PATH", help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+    click.option("--norms", type=click.Choice(["fp32", "cast"]), default="fp32", show_default=True,
+                 help="Keep normalisation layers in FP32, or cast them like the rest."),
+    click.option("--keep", multiple=True, metavar="GLOB", help="Tensors that keep their dtype; repeatable."),
+    click.option("--rule", multiple=True, metavar="GLOB=ACTION",
+                 help="ACTION: a dtype, keep or drop; repeatable, the first match wins."),
+    click.option("--rules", multiple=True, metavar="FILE.toml", help="The same, from a file."),
+    click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
+                 default="error", show_default=True,
+                 help="Finite values too large for the target: refuse, give their tensor its source dtype, FP32 or "
+                 "BF16, clamp them to the largest finite value, or let them become Inf."),
+    click.option("--on-nonfinite", type=click.Choice(["warn", "error"]), default="warn", show_default=True,
+                 help="NaN and Inf that the source already holds."),
+    click.option("--max-underflow", type=float, metavar="SHARE",
+                 help="Refuse when more than this share of a tensor's nonzero values becomes 0."),
+    click.option("--verify", type=click.Choice(["sample", "full", "none"]), default="sample", show_default=True,
+                 help="How much of the output is read back and compared with a fresh cast."),
+    click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores."),
+    click.option("--dry-run", is_flag=True, help="Print the plan; read no tensor data, write nothing."),
+    click.option("--report", metavar="FILE", help="Write a JSON report, with every tensor's errors measured."),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    click.option("--durable", is_flag=True, help="Wait until the output is on the disk before it gets its name."),
+    click.option("--force", is_flag=True, help="Replace an existing output."),
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    click.option("-v", "--verbose", is_flag=True, help="List every tensor."),
+)  # fmt: skip
+
+
+@cli.command(cls=_Ordered)
+@click.argument("src", metavar="SRC")
+@_conversion_options
+def convert(
+    src: str, *, to: str, norms: Any, dry_run: bool, as_json: bool, quiet: bool, verbose: bool, **options: Any
+) -> None:
+    """Convert one checkpoint file to another precision."""
+    for name in _RULE_OPTIONS:
+        del options[name]
+    with _reported():
+        rules = _rules()
+        if dry_run:
+            made = run_plan(src, to=to, norms=norms, rule=rules)
+            click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
+            return
+        try:
+            with _progress(quiet=quiet) as progress:
+                report = run_convert(src, to=to, norms=norms, rule=rules, progress=progress, **options)
+        except PrecconvError as e:
+            if as_json and e.report is not None:
+                click.echo(e.report.to_json())
+            raise
+        _print_report(report, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+def _print_report(report: Report, *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    if not quiet:
+        for line in text.warnings(report):
+            click.echo(f"warning: {line}", err=True)
+    if as_json:
+        click.echo(report.to_json())
+    elif not quiet:
+        click.echo(text.report(report, verbose=verbose))
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar in bytes on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, leave=False, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+@cli.command()
+@click.argument("src", metavar="SRC")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the totals only, not the tensors.")
+def inspect(src: str, *, as_json: bool, quiet: bool) -> None:
+    """Show what is inside a checkpoint, from its header alone."""
+    with _reported():
+        found = run_inspect(src)
+        click.echo(
+            json.dumps(found.to_dict(), ensure_ascii=False) if as_json else text.inspection(found, tensors=not quiet)
+        )
+
+
+def main() -> None:
+    """The ``precconv`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a tensor's name may not fit the terminal's encoding
+    cli(prog_name="precconv")

@@ -1,0 +1,145 @@
+"""What a conversion did, tensor by tensor, as data and as versioned JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ._version import __version__
+from .checks import Finding
+from .errors import OutputError
+from .fileio import part_file, same_file
+from .plan import Item, Plan
+from .stats import Stats
+
+__all__ = ["SCHEMA", "Report", "TensorReport", "check_report_path", "plan_dict"]
+
+#: Version of the JSON below: raised when a key changes its meaning or goes; new keys may come.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """One tensor's fate and the numbers behind it."""
+
+    item: Item
+    stats: Stats
+
+    @property
+    def name(self) -> str:
+        return self.item.src.name
+
+    def to_dict(self) -> dict[str, Any]:
+        item, stats = self.item, self.stats
+        row: dict[str, Any] = {
+            **_item_dict(item),
+            "nan": stats.nan,
+            "inf": stats.inf,
+            "zero": stats.zero,
+            "overflow": stats.overflow,
+            "underflow": stats.underflow,
+            "subnormal": stats.subnormal,
+        }
+        if stats.norms is not None:
+            row |= {k: _number(v) for k, v in asdict(stats.norms).items()}
+            row["relative_rms_error"] = _number(stats.norms.relative_rms_error)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a conversion; ``output`` is None when it was refused and nothing was written."""
+
+    source: str
+    output: str | None
+    plan: Plan
+    tensors: tuple[TensorReport, ...]
+    findings: tuple[Finding, ...]
+    options: Mapping[str, Any]
+    source_bytes: int  #: of the file
+    output_bytes: int  #: of the file, as planned where it was not written
+    verified_bytes: int  #: of the output, read back and compared with a fresh cast
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the output was written."""
+        return self.output is not None
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.level == "warning")
+
+    @property
+    def stats(self) -> Stats:
+        """All tensors together."""
+        return sum((t.stats for t in self.tensors), Stats())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: sizes in bytes, counts in elements."""
+        total = self.stats
+        return {
+            "schema": SCHEMA,
+            "tool": f"precconv {__version__}",
+            "source": self.source,
+            "output": self.output,
+            "ok": self.ok,
+            "options": dict(self.options),
+            "source_bytes": self.source_bytes,
+            "output_bytes": self.output_bytes,
+            "verified_bytes": self.verified_bytes,
+            "seconds": round(self.seconds, 3),
+            "totals": {k: getattr(total, k) for k in ("n", "nan", "inf", "zero", "overflow", "underflow", "subnormal")},
+            **plan_dict(self.plan, items=False),
+            "findings": [asdict(f) for f in self.findings],
+            "tensors": [t.to_dict() for t in self.tensors],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON to a file, whole or not at all; raises OutputError."""
+        data = (self.to_json() + "\n").encode()
+        with part_file(Path(path)) as part:
+            part.write(memoryview(data), 0)
+            part.publish(replace=True, durable=False)
+
+
+def check_report_path(path: Path, others: Sequence[Path]) -> None:
+    """Refuse a report that could not be written after a long run, or would replace a checkpoint."""
+    if not path.parent.is_dir():
+        raise OutputError("there is no such directory", path=path.parent, hint="make it first")
+    if path.is_dir() or any(same_file(path, o) or path.absolute() == o.absolute() for o in others):
+        raise OutputError("the report cannot go there", path=path, hint="give --report another name")
+
+
+def plan_dict(plan: Plan, *, items: bool = True) -> dict[str, Any]:
+    """A plan as plain data."""
+    keys = ("why", "from", "to", "tensors", "elements", "bytes")
+    data: dict[str, Any] = {
+        "to": plan.target.name,
+        "metadata": dict(plan.metadata),
+        "notes": list(plan.notes),
+        "groups": [
+            dict(zip(keys, (str(v) if i < 3 else v for i, v in enumerate(g)), strict=True)) for g in plan.groups()
+        ],
+        "dropped": [_item_dict(i) for i in plan.dropped],
+    }
+    if items:
+        data["tensors"] = [_item_dict(i) for i in plan.items]
+    return data
+
+
+def _item_dict(item: Item) -> dict[str, Any]:
+    src, to, why = item
+    return {"name": src.name, "from": src.dtype.name, "to": to.name, "why": why, "shape": list(src.shape)}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,116 @@
+"""Results as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .inspection import Inspection
+from .plan import Item, Plan
+from .report import Report
+
+__all__ = ["inspection", "plan", "report", "size", "warnings"]
+
+
+def size(nbytes: int) -> str:
+    """Bytes in decimal units, as disks and the Hub count: ``90.9 MB``."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{nbytes} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def table(rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
+    """Rows as aligned lines; ``right`` has an ``r`` for each column that is a number."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i < len(right) and right[i] == "r" else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def shape(dims: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, dims)) + "]"
+
+
+def inspection(found: Inspection, *, tensors: bool) -> str:
+    """A checkpoint's header: totals by dtype, metadata, then every tensor."""
+    elements = sum(t.numel for t in found)
+    lines = [
+        (
+            f"{found.path}: {found.format}, {count(len(found), 'tensor')}, "
+            f"{count(elements, 'element')}, {size(found.file_bytes)}"
+        )
+    ]
+    rows = [[f"  {t.dtype}", f"{t.tensors:,}", f"{t.elements:,}", size(t.nbytes)] for t in found.totals()]
+    if rows:
+        lines += table([["  dtype", "tensors", "elements", "size"], *rows], right=" rrr")
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"metadata {key}: {_short(value)}" for key, value in found.metadata.items()]
+    if tensors and len(found):
+        rows = [[t.name, t.dtype.name, shape(t.shape), size(t.nbytes)] for t in found]
+        lines += ["", *table([["tensor", "dtype", "shape", "size"], *rows], right="   r")]
+    return "\n".join(lines)
+
+
+def _short(value: str) -> str:
+    return repr(value) if len(value) <= 100 else f"{value[:97]!r}… ({len(value):,} characters)"
+
+
+def plan(made: Plan, *, verbose: bool) -> str:
+    """A plan: one line for each reason and pair of dtypes; with ``verbose`` every tensor."""
+    lines = [
+        f"plan: {count(len(made.items), 'tensor')}, {size(made.source_bytes)} -> {size(made.output_bytes)}",
+        *_groups(made),
+    ]
+    if verbose:
+        lines += ["", *_tensors(made.items)]
+    return "\n".join(lines)
+
+
+def _groups(made: Plan) -> list[str]:
+    rows = [
+        [f"  {g.tensors:,}", f"{g.source} -> {g.to}" if g.source is not g.to else f"{g.to}", size(g.nbytes), g.why]
+        for g in made.groups()
+    ]
+    lines = table(rows, right="r r")
+    if made.dropped:
+        names = ", ".join(i.src.name for i in made.dropped[:5])
+        more = f" and {len(made.dropped) - 5:,} more" if len(made.dropped) > 5 else ""
+        lines.append(f"  {count(len(made.dropped), 'tensor')} dropped: {names}{more}")
+    return lines + [f"note: {note}" for note in made.notes]
+
+
+def _tensors(items: Sequence[Item]) -> list[str]:
+    rows = [[i.src.name, i.src.dtype.name, i.to.name, shape(i.src.shape), i.why] for i in items]
+    return table([["tensor", "from", "to", "shape", "why"], *rows])
+
+
+def report(done: Report, *, verbose: bool) -> str:
+    """What was written, in the plan's groups."""
+    checked = f"verified {size(done.verified_bytes)}" if done.verified_bytes else "not verified"
+    lines = [
+        (
+            f"{done.output}: {count(len(done.tensors), 'tensor')}, {size(done.source_bytes)} -> "
+            f"{size(done.output_bytes)} in {done.seconds:.2f} s, {checked}"
+        ),
+        *_groups(done.plan),
+    ]
+    if verbose:
+        lines += ["", *_tensors(done.plan.items)]
+    return "\n".join(lines)
+
+
+def warnings(done: Report) -> Iterator[str]:
+    """One sentence a warning, with where it holds."""
+    for finding in done.warnings:
+        yield f"{done.source}: tensor {finding.tensor!r}: {finding.text}"
