@@ -161,6 +161,37 @@ def _clamp(x: torch.Tensor, y: torch.Tensor, p: Pair) -> None:
 Segment = tuple[int, int, int]
 
 
+#: Segments in a chunk from which on it pays to look at them all at once.
+_MANY = 16
+
+
+def _many(
+    parts: list[Segment], r: torch.Tensor, p: Pair, scratch: torch.Tensor
+) -> tuple[list[Segment], list[tuple[int, Stats]]]:
+    """Sort the many segments of a chunk by what is in their results.
+
+    Returns those that hold zero, Inf or NaN and must be counted on the source, and the statistics of those that hold
+    nothing worse than subnormals.
+    """
+    ends = torch.tensor([end for _, _, end in parts]) - 1
+    mask = scratch.view(r.dtype)[: r.numel()]
+
+    def counts(hits: torch.Tensor) -> list[int]:
+        sums = hits.cumsum(0, dtype=torch.int32)[ends]
+        return sums.diff(prepend=sums.new_zeros(1)).tolist()
+
+    small = counts(torch.lt(r, p.dst_normal, out=mask))
+    zero = counts(torch.eq(r, 0, out=mask))
+    large = counts(torch.ge(r, p.dst_inf, out=mask))
+    odd, found = [], []
+    for part, subnormal, zeros, larges in zip(parts, small, zero, large, strict=True):
+        if zeros or larges:
+            odd.append(part)
+        elif subnormal:
+            found.append((part[0], Stats(part[2] - part[1], subnormal=subnormal)))
+    return odd, found
+
+
 class Lane:
     """The buffers of one thread, and the work on one chunk in them.
 
@@ -201,8 +232,12 @@ class Lane:
         if clean and not norms:
             return []
         x = y if same else self._in.view(p.src_torch)[:n]
-        found = []
-        for key, start, end in segments:
+        parts = list(segments)
+        if not norms and len(parts) > _MANY:
+            parts, found = _many(parts, r, p, self._scratch[1])
+        else:
+            found = []
+        for key, start, end in parts:
             part = slice(start, end)
             stats = None if clean else _tally(x[part], r[part], p, self._scratch[1])
             if stats is not None and stats.overflow and clamp:

@@ -10,13 +10,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, get_args
 
+from .bulk import collector_paused
 from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, overflow_text, run_checks
 from .dtypes import CASTABLE, DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
 from .fileio import PartFile, free_bytes, part_file, same_file
 from .formats import Format, Layout, Reader, format_for_suffix, formats, open_checkpoint
 from .plan import Plan, make_plan
-from .report import Report, TensorReport, check_report_path
+from .report import Report, check_report_path
 from .rules import NormMode, Policy, Rule, read_rules
 from .runs import CHUNK_BYTES, Chunk, Progress, all_chunks, for_each, make_runs
 from .stats import Stats
@@ -101,7 +102,9 @@ def convert(
             return _report(job, result, options, time.perf_counter() - started)
 
         try:
-            done = summary(_run(job, _plan(reader, policy), progress, summary))
+            with collector_paused():
+                made = _plan(reader, policy)
+            done = summary(_run(job, made, progress, summary))
         except (NumericError, VerificationError) as e:
             if report is not None and e.report is not None:
                 e.report.write(report)
@@ -230,7 +233,8 @@ def _layout(job: _Job, made: Plan) -> Layout:
     metadata = {**made.metadata}
     if job.fmt.name == "safetensors":
         metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
-    layout = job.fmt.layout([i.src for i in made.items], [i.to for i in made.items], metadata)
+    with collector_paused():
+        layout = job.fmt.layout([i.src for i in made.items], [i.to for i in made.items], metadata)
     free = free_bytes(job.final.parent)
     if layout.size > free:
         raise OutputError(f"needs {layout.size} bytes, the disk has {free} free", path=job.final)
@@ -273,7 +277,8 @@ def _write(
     part.preallocate(layout.size)
     part.write(memoryview(layout.header), 0)
     source.advise_sequential()
-    runs = make_runs(made.items, layout.offsets, keys)
+    with collector_paused():
+        runs = make_runs(made.items, layout.offsets, keys)
     with cast.one_thread():
         for_each(all_chunks(runs), start, workers=job.workers, tick=progress.show)
     return found
@@ -312,8 +317,9 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
     if job.verify == "none":
         return 0
     items, offsets = result.plan.items, result.layout.offsets
-    verify_header(part, job.fmt, items, offsets)
-    runs = make_runs(items, offsets, range(len(items)))
+    with collector_paused():
+        verify_header(part, job.fmt, items, offsets)
+        runs = make_runs(items, offsets, range(len(items)))
     chunks = all_chunks(runs) if job.verify == "full" else sample_chunks(runs, lambda k: items[k].src.name)
     if job.verify == "full":
         progress.total += result.plan.source_bytes
@@ -329,15 +335,11 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
 
 
 def _report(job: _Job, result: _Result, options: Mapping[str, Any], seconds: float) -> Report:
-    tensors = []
-    for key, item in enumerate(result.plan.items):
-        seen = result.stats.get(key, Stats())
-        tensors.append(TensorReport(item, Stats(n=item.src.numel - seen.n) + seen))
     return Report(
         source=os.fspath(job.reader.file.path),
         output=os.fspath(job.final) if result.published else None,
         plan=result.plan,
-        tensors=tuple(tensors),
+        seen=result.stats,
         findings=result.findings,
         options=options,
         source_bytes=job.reader.file.size,

@@ -48,7 +48,7 @@ class DType:
     def __reduce__(self) -> tuple[object, ...]:
         return (dtype, (self.name,))
 
-    @property
+    @cached_property
     def is_castable(self) -> bool:
         """Whether precconv may change values of this type: FP64, FP32, FP16 and BF16."""
         return self in CASTABLE

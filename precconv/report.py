@@ -6,7 +6,8 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,29 @@ class TensorReport:
         return row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """The result of a conversion; ``output`` is None when it was refused and nothing was written."""
 
     source: str
     output: str | None
     plan: Plan
-    tensors: tuple[TensorReport, ...]
+    seen: Mapping[int, Stats] = field(repr=False)  #: by position in the plan, where there was anything to say
     findings: tuple[Finding, ...]
     options: Mapping[str, Any]
     source_bytes: int  #: of the file
     output_bytes: int  #: of the file, as planned where it was not written
     verified_bytes: int  #: of the output, read back and compared with a fresh cast
     seconds: float
+
+    @cached_property
+    def tensors(self) -> tuple[TensorReport, ...]:
+        """Every tensor of the output with its statistics, in the source's order."""
+        rows = []
+        for key, item in enumerate(self.plan.items):
+            stats = self.seen.get(key, Stats())
+            rows.append(TensorReport(item, Stats(n=item.src.numel - stats.n) + stats))
+        return tuple(rows)
 
     @property
     def ok(self) -> bool:

@@ -27,28 +27,17 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Run:
-    """Adjacent tensors with one source and one target dtype; ``bytes`` where nothing is cast."""
+    """Adjacent tensors with one source and one target dtype."""
 
     src: DType
     dst: DType
     src_offset: int  #: first byte in the source file
     dst_offset: int  #: first byte in the output file
+    is_cast: bool  #: whether the elements are numbers this tool reads; otherwise they are counted in bytes
+    src_size: int  #: bytes of one element in the source
+    dst_size: int
     keys: list[int] = field(default_factory=list)  #: positions in the plan
     starts: list[int] = field(default_factory=lambda: [0])  #: first element of each tensor, and the end
-
-    @property
-    def is_cast(self) -> bool:
-        """Whether the elements are numbers this tool reads; otherwise a run is counted in bytes."""
-        return self.src.is_castable
-
-    @property
-    def src_size(self) -> int:
-        """Bytes of one element in the source."""
-        return self.src.itemsize if self.is_cast else 1
-
-    @property
-    def dst_size(self) -> int:
-        return self.dst.itemsize if self.is_cast else 1
 
     def chunks(self, start: int, end: int) -> Iterator[Chunk]:
         """The elements from ``start`` to ``end``, in steps of ``CHUNK_BYTES``."""
@@ -96,20 +85,28 @@ def make_runs(items: Sequence[Item], offsets: Sequence[int], keys: Iterable[int]
     ``offsets`` are the items' places in the output; ``keys`` says which items take part.
     """
     runs: list[Run] = []
-    last: tuple[object, ...] = ()  # what the next item must be to go on with the run
+    src_end = dst_end = -1  # where the next tensor must lie, on both sides, to go on with the run
     for key in sorted(keys, key=lambda k: items[k].src.offset):
         src, to, _ = items[key]
         if src.nbytes == 0:
             continue
-        kind = (src.dtype, to) if src.dtype.is_castable else (None, None)
-        if (*kind, src.offset, offsets[key]) != last:
-            runs.append(Run(src.dtype, to, src.offset, offsets[key]))
-        run = runs[-1]
+        cast = src.dtype.is_castable
+        run = runs[-1] if runs else None
+        if run is None or src.offset != src_end or offsets[key] != dst_end or not _continues(run, src.dtype, to):
+            sizes = (src.dtype.itemsize, to.itemsize) if cast else (1, 1)
+            run = Run(src.dtype, to, src.offset, offsets[key], cast, *sizes)
+            runs.append(run)
+        elements = src.nbytes // run.src_size
         run.keys.append(key)
-        run.starts.append(run.starts[-1] + src.nbytes // run.src_size)
-        size = src.nbytes // run.src_size * run.dst_size
-        last = (*kind, src.offset + src.nbytes, offsets[key] + size)
+        run.starts.append(run.starts[-1] + elements)
+        src_end, dst_end = src.offset + src.nbytes, offsets[key] + elements * run.dst_size
     return runs
+
+
+def _continues(run: Run, src: DType, dst: DType) -> bool:
+    if run.is_cast:
+        return run.src is src and run.dst is dst
+    return not src.is_castable  # bytes are bytes
 
 
 def all_chunks(runs: Iterable[Run]) -> Iterator[Chunk]:

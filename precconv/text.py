@@ -100,7 +100,7 @@ def report(done: Report, *, verbose: bool) -> str:
     checked = f"verified {size(done.verified_bytes)}" if done.verified_bytes else "not verified"
     lines = [
         (
-            f"{done.output}: {count(len(done.tensors), 'tensor')}, {size(done.source_bytes)} -> "
+            f"{done.output}: {count(len(done.plan.items), 'tensor')}, {size(done.source_bytes)} -> "
             f"{size(done.output_bytes)} in {done.seconds:.2f} s, {checked}"
         ),
         *_groups(done.plan),

@@ -10,12 +10,13 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import prod
-from operator import mul
+from operator import le, mul
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..bulk import collector_paused
 from ..dtypes import DType, by_code
 from ..errors import CorruptCheckpointError, VerificationError
 from ..fileio import InputFile
@@ -55,7 +56,8 @@ def open_file(file: InputFile) -> SafetensorsReader:
         _truncated(file, f"its header alone is {length} bytes, the file has {file.size}")
     raw = file.read(8, length)
     try:
-        metadata, infos, notes = validate(parse(raw), base=8 + length)
+        with collector_paused():
+            metadata, infos, notes = validate(parse(raw), base=8 + length)
     except _HeaderError as e:
         raise CorruptCheckpointError(str(e), path=file.path) from None
     end = infos[-1].offset + infos[-1].nbytes if infos else 8 + length
@@ -183,29 +185,31 @@ def layout(sources: Sequence[TensorInfo], dtypes: Sequence[DType], metadata: Map
     has the library's order for the new dtypes, and is byte for byte what the library would have written.
     """
     sizes = [prod(t.shape) * d.bits // 8 for t, d in zip(sources, dtypes, strict=True)]
-    order = list(range(len(sources)))
+    order: Sequence[int] = range(len(sources))
     if is_library_order(sources) or not _is_aligned(sizes, dtypes):
-        order.sort(key=lambda i: (-dtypes[i].rank, sources[i].name))
+        order = sorted(order, key=lambda i: (-dtypes[i].rank, sources[i].name))
     start = [0] * len(sources)
     entries = [f'"__metadata__":{_json(dict(metadata))}'] if metadata else []
     at = 0
     for i in order:
-        start[i], at = at, at + sizes[i]
-        name, shape = _json(sources[i].name), ",".join(map(str, sources[i].shape))
-        entries.append(f'{name}:{{"dtype":"{dtypes[i].code}","shape":[{shape}],"data_offsets":[{start[i]},{at}]}}')
+        t, code, start[i] = sources[i], dtypes[i].code, at
+        at += sizes[i]
+        shape = ",".join(map(str, t.shape))
+        entries.append(f'{_json(t.name)}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{start[i]},{at}]}}')
     body = ("{" + ",".join(entries) + "}").encode()
     body += b" " * (-len(body) % 8)
     header = struct.pack("<Q", len(body)) + body
     return Layout(header, tuple(s + len(header) for s in start), at + len(header))
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+#: As the reference implementation's serde_json writes: no spaces, UTF-8 as it is.
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def is_library_order(tensors: Sequence[TensorInfo]) -> bool:
     """Whether the tensors stand as the safetensors library would have written them (``prepare`` in tensor.rs)."""
-    return all((-a.dtype.rank, a.name) <= (-b.dtype.rank, b.name) for a, b in pairwise(tensors))
+    keys = [(-t.dtype.rank, t.name) for t in tensors]
+    return all(map(le, keys, keys[1:]))
 
 
 def _is_aligned(sizes: Sequence[int], dtypes: Sequence[DType]) -> bool:
