@@ -61,7 +61,7 @@ def compile_imported() -> bool:
 
 
 def facts(directory: Path) -> dict[str, str]:
-    """A table's footer: no host names, no paths."""
+    """A table's footer: no host names, no paths.  A load means that somebody else was at work, too."""
     return {
         "precconv": _precconv_version(),
         **{name: _version(name) for name in ("torch", "safetensors", "numpy")},
@@ -72,6 +72,7 @@ def facts(directory: Path) -> dict[str, str]:
         "CPU": _cpu(),
         "cores": str(cores()),
         "memory": f"{memory() / GB:.1f} GB",
+        "load before the run": f"{os.getloadavg()[0]:.1f}",
     }
 
 

@@ -96,52 +96,49 @@ def measure(options: argparse.Namespace) -> record.Run:
 
 def _plan(options: argparse.Namespace, small: int) -> list[Callable[[], Group]]:
     """One function a group: makes the input, then the group's jobs."""
-    directory: Path = options.dir
-    memory = machine.memory()
-
-    def scaled(size: str) -> int:
-        return int(float(size) * options.scale * GB)
-
-    def llama(size: str) -> Path:
-        return inputs.ensure(inputs.llama(scaled(size)), directory)
-
-    def conversion(size: str) -> Group:
-        return jobs.conversion(
-            size,
-            f"{size} GB, shaped like a llama, fp32 to bf16",
-            llama(size),
-            rounds=options.rounds,
-            memory=memory,
-        )
-
-    def ckpt() -> Group:
-        source = inputs.ensure_ckpt(scaled("4"), directory)
-        return jobs.conversion(
-            "ckpt",
-            "4 GB zip `.ckpt`, fp32, to bf16 safetensors",
-            source,
-            rounds=options.rounds,
-            memory=memory,
-        )
-
-    def tensor() -> Group:
-        source = inputs.ensure(inputs.single(scaled("8")), directory)
-        return jobs.peak("tensor", "one 8 GB tensor, fp32 to bf16", source, rounds=options.rounds, memory=memory)
-
-    def many() -> Group:
-        files = [inputs.ensure(what(small), directory) for what in (inputs.small, inputs.single_as_small)]
-        return jobs.many(f"{small:,} tensors of 1 KB, fp32 to bf16", *files, rounds=options.rounds)
-
-    def startup() -> Group:
-        size = "4" if "4" in options.sizes else (options.sizes or ["1"])[0]
-        return jobs.startup(llama(size), rounds=options.rounds)
-
-    parts: dict[str, Callable[[], Group]] = {"small": many, "startup": startup, "tensor": tensor}
+    parts: dict[str, Callable[[], Group]] = {
+        "small": partial(_many, options, small),
+        "startup": partial(_startup, options),
+        "tensor": partial(_tensor, options),
+    }
     return [
-        *(partial(conversion, size) for size in options.sizes),
-        *([ckpt] if options.ckpt else []),
+        *(partial(_llama, options, size) for size in options.sizes),
+        *([partial(_ckpt, options)] if options.ckpt else []),
         *(make for part, make in parts.items() if part not in options.without),
     ]
+
+
+def _nbytes(options: argparse.Namespace, size: str) -> int:
+    return int(float(size) * options.scale * GB)
+
+
+def _llama(options: argparse.Namespace, size: str) -> Group:
+    source = inputs.ensure(inputs.llama(_nbytes(options, size)), options.dir)
+    title = f"{size} GB, shaped like a llama, fp32 to bf16"
+    return jobs.conversion(size, title, source, rounds=options.rounds, memory=machine.memory())
+
+
+def _ckpt(options: argparse.Namespace) -> Group:
+    source = inputs.ensure_ckpt(_nbytes(options, "4"), options.dir)
+    title = "4 GB zip `.ckpt`, fp32, to bf16 safetensors"
+    return jobs.conversion("ckpt", title, source, rounds=options.rounds, memory=machine.memory())
+
+
+def _tensor(options: argparse.Namespace) -> Group:
+    source = inputs.ensure(inputs.single(_nbytes(options, "8")), options.dir)
+    title = "one 8 GB tensor, fp32 to bf16"
+    return jobs.peak("tensor", title, source, rounds=options.rounds, memory=machine.memory())
+
+
+def _many(options: argparse.Namespace, count: int) -> Group:
+    small, single = (inputs.ensure(what(count), options.dir) for what in (inputs.small, inputs.single_as_small))
+    return jobs.many(f"{count:,} tensors of 1 KB, fp32 to bf16", small, single, rounds=options.rounds)
+
+
+def _startup(options: argparse.Namespace) -> Group:
+    size = "4" if "4" in options.sizes else (options.sizes or ["1"])[0]
+    source = inputs.ensure(inputs.llama(_nbytes(options, size)), options.dir)
+    return jobs.startup(source, rounds=options.rounds)
 
 
 if __name__ == "__main__":
