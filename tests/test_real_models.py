@@ -31,7 +31,8 @@ def embed(folder: Path, dtype: torch.dtype) -> torch.Tensor:
     from transformers import AutoModel, AutoTokenizer
 
     model, loading = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"], loading
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
     assert model.dtype is dtype
     tokens: Any = AutoTokenizer.from_pretrained(folder)(list(SENTENCES), padding=True, return_tensors="pt")
     with torch.inference_mode():
