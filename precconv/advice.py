@@ -98,7 +98,7 @@ def _empty(tensors: Sequence[TensorInfo]) -> Iterator[str]:
 
 
 def _misnamed(tensors: Sequence[TensorInfo], source_name: str) -> Iterator[str]:
-    name = re.split(r"[/\\]", source_name.rstrip("/\\"))[-1].lower()
+    name = re.split(r"[/\\]", _FIXED.sub("", source_name).rstrip("/\\"))[-1].lower()
     said = {_spoken(word) for word in _NAME_SAYS.findall(name)}
     if len(said) != 1 or _NAME_HEDGES.search(name):  # none, or a name that speaks of a conversion
         return
