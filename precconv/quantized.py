@@ -113,8 +113,9 @@ _BELOW = {
 }
 #: What is packed by its name alone once a config says that the checkpoint is quantized.
 _DECLARED = frozenset({"W_q", "qweight", "dqweight", "weight_packed"})
-#: Nested configs looked into.
+#: Nested configs looked into, and globs of an ignore list tried.
 _MAX_CONFIGS = 1000
+_MAX_GLOBS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,10 @@ def find_quantized(
     tensors = {info.name: info for info in infos}
     declared = _declared(config)
     modules = _by_signature(tensors, declared.method)
-    for owner, name in (*_by_metadata(metadata), *_by_declaration(tensors, declared)):
+    for owner, name in (*_by_metadata(metadata), *_by_declaration(tensors, declared, modules)):
         modules.setdefault(owner, name)
-    for owner, name in tuple(modules.items()):
-        modules.update({f"{owner}.{child}": name for child in _BELOW.get(name, ())})
-    return dict(_members(tensors, modules, declared.method))
+    below = {f"{owner}.{child}": name for owner, name in modules.items() for child in _BELOW.get(name, ())}
+    return dict(_members(tensors, modules | below, declared.method))
 
 
 def _members(
@@ -221,8 +221,8 @@ def _format(name: str, tensors: Mapping[str, TensorInfo], module: str, method: s
     if name in _SHARED and method:
         return method
     if name == "awq":  # GPTQ packs rows, AWQ columns: then fewer columns than scales have
-        weight, scales = tensors[f"{module}.qweight".lstrip(".")], tensors[f"{module}.scales".lstrip(".")]
-        return "gptq" if weight.shape[-1:] == scales.shape[-1:] else "awq"
+        weight, scales = (tensors.get(f"{module}.{leaf}") for leaf in ("qweight", "scales"))
+        return "gptq" if weight and scales and weight.shape[-1:] == scales.shape[-1:] else "awq"
     return name
 
 
@@ -291,20 +291,24 @@ def _configs(config: Mapping[str, object] | None) -> Iterator[Mapping[str, objec
         queue.extend([value for value in part.values() if isinstance(value, Mapping)][:room])
 
 
-def _by_declaration(tensors: Mapping[str, TensorInfo], declared: _Declared) -> Iterator[tuple[str, str]]:
+def _by_declaration(
+    tensors: Mapping[str, TensorInfo], declared: _Declared, known: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Modules with a packed weight whose companions have names that no signature knows."""
     if not declared.method:
         return
     packed = _CLASSES["packed"]
+    plain = frozenset(declared.ignored)
+    globs = [entry for entry in declared.ignored if "*" in entry and not entry.startswith("re:")][:_MAX_GLOBS]
     for name, info in tensors.items():
         owner, _, leaf = name.rpartition(".")
         is_weight = info.dtype.name in packed and ("weight" in leaf or owner.endswith("experts"))
-        if (is_weight or leaf in _DECLARED) and not any(_covers(entry, owner) for entry in declared.ignored):
+        if (is_weight or leaf in _DECLARED) and owner not in known and not _ignored(owner, plain, globs):
             yield owner, declared.method
 
 
-def _covers(entry: str, module: str) -> bool:
-    """Whether an entry of an ignore list names the module; regular expressions (``re:``) are not run."""
-    if entry.startswith("re:") or not entry:
-        return False
-    return f".{entry}." in f".{module}." or ("*" in entry and fnmatch.fnmatchcase(module, entry))
+def _ignored(module: str, plain: frozenset[str], globs: list[str]) -> bool:
+    """Whether an ignore list names the module; its regular expressions (``re:``) are not run."""
+    parts = module.split(".")
+    ends = (".".join(part) for i in range(1, len(parts) + 1) for part in (parts[:i], parts[-i:]))
+    return not plain.isdisjoint((*parts, *ends)) or any(fnmatch.fnmatchcase(module, glob) for glob in globs)

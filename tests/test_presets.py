@@ -287,6 +287,15 @@ def test_single_files_are_recognised_by_their_names(table: str, group: tuple[str
         assert table not in selected(None, *rest) or len(TABLES[table].names) > 1
 
 
+def test_a_config_that_selects_is_not_second_guessed_by_names() -> None:
+    names = [name for part in NAMES["wan_original"].values() for name in part]
+    assert selected({"_class_name": "WanAnimate2Transformer3DModel"}, *names) == [
+        "WanAnimate2Transformer3DModel",
+        "universal",
+    ]
+    assert selected({"_class_name": "UnheardOf"}, *names) == ["wan_original", "universal"]
+
+
 def test_names_are_not_put_together_from_different_tensors() -> None:
     assert "hidream" not in selected(None, "double_stream_blocks.0.block.ff_i", "gate.weight")
 

@@ -398,17 +398,44 @@ def test_no_config_however_odd_raises(config: dict[str, object]) -> None:
     assert find_quantized(infos(PLAIN), config, {}) == {}
 
 
+PARTS = (
+    "",
+    "m",
+    "weight",
+    "scale",
+    "scales",
+    "qweight",
+    "qzeros",
+    "_scale",
+    "weight_scale",
+    "g_idx",
+    "absmax",
+)
+
+
 @given(
     st.dictionaries(
-        st.lists(
-            st.sampled_from(
-                ["", "m", "weight", "scale", "scales", "qweight", "qzeros", "_scale", "weight_scale", "g_idx"]
-            ),
-            max_size=4,
-        ).map(".".join),
+        st.lists(st.sampled_from(PARTS), max_size=3).map(".".join),
         st.sampled_from([d.code for d in DTYPES]),
-        max_size=8,
+        max_size=12,
     )
 )
 def test_no_set_of_names_raises_and_only_present_ones_are_found(tensors: dict[str, str]) -> None:
+    config = {"quantization_config": {"quant_method": "", "load_in_4bit": True}}
     assert find_quantized(infos(tensors), None, {}).keys() <= tensors.keys()
+    assert find_quantized(infos(tensors), config, {}).keys() <= tensors.keys()
+
+
+@pytest.mark.parametrize("owner", ["weight.", "m.weight.", ".", "m..", ""])
+def test_names_that_are_odd_at_the_edges_raise_nothing(owner: str) -> None:
+    tensors = {owner + "qweight": "I32 8x64", owner + "qzeros": "I32 1x8", owner + "scales": "F16 1x64"}
+    assert set(find_quantized(infos(tensors), None, {})) == set(tensors)
+
+
+def test_long_ignore_lists_cost_no_more_than_short_ones() -> None:
+    """Quadratic in modules and entries, this would take minutes."""
+    ignore = [f"model.layers.{i}.mlp" for i in range(20_000)] + ["*a*b*c*d*e*"] * 20_000
+    tensors = {f"model.layers.{i}.mlp.odd.weight": "F8_E4M3 8x8" for i in range(20_000)}
+    tensors["model.layers.7.attn.odd.weight"] = "F8_E4M3 8x8"
+    config = {"quantization_config": {"quant_method": "modelopt", "ignore": ignore}}
+    assert find_quantized(infos(tensors), config, {}).keys() == {"model.layers.7.attn.odd.weight"}

@@ -28,12 +28,14 @@ Candidate = tuple[str, Row, int]
 
 
 def select(config: Mapping[str, object] | None, infos: Iterable[TensorInfo]) -> tuple[Preset, ...]:
-    """The tables for a checkpoint: by its configs, nested ones too, by tensor names, and the universal one.
+    """The tables for a checkpoint: by its configs, nested ones too, and the universal one last.
 
-    A table is listed once, under the name that selected it first; the most specific come first.
+    Tensor names are asked where no config selects anything, as in single files.  A table is listed once,
+    under the name that selected it first.
     """
     chosen: dict[str, Preset] = {}
-    for preset in (*_by_config(config), *_by_names(infos), *(p for p in tables() if p.always)):
+    specific = tuple(_by_config(config)) or tuple(_by_names(infos))
+    for preset in (*specific, *(p for p in tables() if p.always)):
         chosen.setdefault(preset.table, preset)
     return tuple(chosen.values())
 
