@@ -1,28 +1,384 @@
-"""Recognising the tensors of normalisation layers, which are never narrowed."""
+"""Which tensors belong to normalisation layers, told from the names and shapes of a whole checkpoint.
+
+Tensors are grouped by the module that owns them, and each module is judged by ``RULES`` in turn: by its
+running statistics, its name, its tensors' own names, and its structure.  Structure is what finds
+torchvision's ``downsample.1`` or an LDM file's ``in_layers.0``, whose names say nothing.  Where the
+evidence is even the answer is "norm": that costs a few bytes, the other mistake costs precision.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
+from .names import canonical
 from .tensors import TensorInfo
 
-__all__ = ["find_norms"]
+__all__ = ["RULES", "find_norms"]
 
-#: The last component of a norm module's name, or the parameter itself: ``input_layernorm``, ``ln_f``, ``bn2``.
-_MODULE = re.compile(r"(?:.*norm.*|ln|ln_?\d+|ln_[a-z]+|bn|bn_?\d+)", re.IGNORECASE)
-_LEAVES = frozenset({"weight", "bias", "gamma", "beta", "scale", "running_mean", "running_var"})
+# Tables: what the tensors of a norm are called.
+
+#: What multiplies.  ``weight``: torch; ``gamma``: Keras, lucidrains, Wan VAE, GRN; ``scale``: flax, BFL flux,
+#: torchtune; ``g``: GPT-2 in TF, lucidrains; ``w``: TransformerLens; ``gain``: BigGAN; ``a_2``: the Annotated
+#: Transformer; ``affine_weight``: RevIN, Equiformer; ``temp``: Zaya; ``w_norm``: LyCORIS; ``diff``: ComfyUI's
+#: difference files; ``alpha``: Kyutai's Moshi.
+SCALES = (
+    "weight",
+    "gamma",
+    "scale",
+    "g",
+    "w",
+    "gain",
+    "a_2",
+    "affine_weight",
+    "temp",
+    "w_norm",
+    "diff",
+    "alpha",
+)
+#: What adds, in the same libraries; ``offset``: Haiku; ``loc``: CompVis ActNorm; ``shift``: I-BERT.
+SHIFTS = ("bias", "beta", "b", "b_2", "shift", "offset", "loc", "affine_bias", "b_norm", "diff_b")
+#: Running statistics: torch; Keras and TF; BigGAN.
+STATISTICS = frozenset(
+    (
+        *("running_mean", "running_var"),
+        *("moving_mean", "moving_variance", "moving_var"),
+        *("stored_mean", "stored_var"),
+    )
+)
+#: Further tensors of a norm, never enough alone.  ``tau``: FilterResponseNorm; ``v``: EvoNorm;
+#: ``mean_scale``: PyG GraphNorm; ``log_scale``: Zipformer BiasNorm; ``mean``, ``var``: flax BatchNorm.
+EXTRAS = ("tau", "v", "mean_scale", "log_scale", "mean", "var")
+#: What can stand beside a scale, or (shifts) alone.
+OFFSETS = frozenset((*SHIFTS, *EXTRAS))
+#: In a module, but no evidence of anything: counters, flags and Transformer Engine's pickled state.
+IGNORED = frozenset(("num_batches_tracked", "initialized", "_extra_state"))
+
+#: Leaf sets which make a norm of a module without a telling name, when both have one shape.
+PAIRS = (
+    ("weight", "bias"),
+    ("gamma", "beta"),
+    ("g", "b"),
+    ("a_2", "b_2"),
+    ("scale", "bias"),
+    ("scale", "offset"),
+    ("affine_weight", "affine_bias"),
+)
+#: Scales which Linears and convolutions have too: with broadcast dimensions they can be those of one channel.
+PLAIN = frozenset(("weight", "scale", "w"))
+#: Scales that no Linear has, so that a matrix of them in a norm is one row a head.
+PER_HEAD = frozenset(("gamma", "g", "affine_weight"))
+#: Leaves which make a norm alone: RMSNorm without a telling name.
+LONE = ("weight", "gamma", "g", "a_2")
+
+# Tables: what the modules are called.
+
+#: ``norm`` anywhere but in "normal(s)"; the abbreviations as a word (``ln_f``, ``bn1``, ``before_rms``), at
+#: the end (``skipbn``, ``subln``), with one letter (``lnx``), or in capitals in camel case (``preLN1``).
+_NORM = re.compile(
+    r"""norm(?!als?(?:_|\d|$))
+    | (?:^|_)(?:ln|bn|gn|rms|grn|frn|revin)s?\d*(?:_|$)
+    | (?:ln|bn)s?\d*$
+    | ^(?:ln|bn|gn)[a-z]?\d*$""",
+    re.VERBOSE,
+)
+_CAMEL_CASE = re.compile(r"(?<=[a-z])(?:LN|BN|GN|RMS)\d*$")
+#: A container of norms: ``norms``, ``hidden_states_norms``, ``bns``, and one norm for each of several inputs.
+_NORMS = re.compile(r"(?:norms|(?:^|_)(?:ln|bn|gn)s)$")
+_NUMBERED = re.compile(r"(?:[a-z_]*\d+|default)$")
+#: Components that PEFT puts between a module and its tensors.
+_PEFT = re.compile(r"\.(?:base_layer|original_module|(?:modules_to_save|ln_tuning_layers)(?:\.[^.]+)?)$")
+#: A tensor whose own name says it: ``layer_norm_weight`` (Transformer Engine), ``attn_norm``, ``ln_g``.
+_OWN_NAME = re.compile(
+    r"(?:(?<!weight_)(?<!spectral_)(?<!grad_)(?<!max_)norm|(?:^|_)(?:ln|bn|gn|rms))(?:_?(?:\d+|[qkvx]))?"
+    r"(?:_?(?:weight|bias|gamma|beta|scale|g|b|running_mean|running_var))?$"
+)
+#: Norms of queries and keys, which some models give one row a head: Cohere, Chameleon, OLMo hybrids.
+_QUERY_KEY = re.compile(
+    r"(?:^|_)(?:q|k|qk|query|key)_?(?:layer_?)?(?:norm|ln)\d*$|(?:norm|ln)_?(?:added_)?(?:q|k|query|key)$"
+)
+#: Modules that scale and shift without normalising: LayerScale, affines, PP-LCNet's ``lab``, FiLM; DoRA.
+_AFFINE = re.compile(
+    r"affine|film|(?:^|_)lora_|(?:^|_|layer)(?:re)?scal(?:e|er|ing|ar)s?(?:_?\d+)?$"
+    r"|(?:^|_)(?:lab|ls|gamma|lambda)s?_?\d*$"
+)
+_ACTIVATION = re.compile(r"(?:^|_)(?:act|actv|activ|nonlin|snake)[a-z]*\d*(?:_|$)|relu|activation")
+#: What else holds one vector: losses, embeddings, Fourier features, gates, tables; GGUF's sinks and mixes.
+_VECTOR = re.compile(
+    r"emb|token|loss|criterion|fourier|freq|time_proj|timestep|bias|table|mask|temperature|gate|gating|router"
+    r"|query|codebook|quant|window|filter|alpha|sink|rope|decay|(?:^|_)mix"
+)
+
+#: A lone vector shorter than this is a mixing weight or a class weight more often than a norm.
+MIN_LONE = 8
+#: LDM's EMA copy drops the dots of a name: ``model_ema.diffusion_modelout0weight``.
+_LDM_EMA = re.compile(r"(model_ema\..+?)\.?(weight|bias)$")
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Module(NamedTuple):
+    """What one module owns, and what the checkpoint says about its surroundings."""
+
+    path: str  #: canonical, without PEFT's components
+    tensors: Shapes  #: shape by leaf, without ``IGNORED``
+    is_leaf: bool  #: no other module of the checkpoint lies below it
+    beside_conv: bool  #: in a Sequential, directly after a convolution or batch norm, or before a convolution
+
+    @property
+    def name(self) -> str:
+        """The last component, lower case."""
+        return self.path.rpartition(".")[2].lower()
+
+    @property
+    def kind(self) -> str:
+        """The name, or the list's name for an entry of a list (``acts.0``), lower case."""
+        container, _, name = self.path.rpartition(".")
+        is_entry = name.isdecimal() or name == "default"
+        return (container.rpartition(".")[2] if is_entry else name).lower()
+
+
+# Rules: each gives the leaves of the module's tensors that are a norm's, none if it doesn't apply.
+
+
+def by_statistics(module: Module) -> Collection[str]:
+    """Running statistics: BatchNorm, and InstanceNorm that tracks them; all that the module owns is theirs.
+
+    But in a quantization-aware ``ConvBn2d`` the weight and bias beside them are the convolution's.
+    """
+    tensors = module.tensors
+    found = STATISTICS.intersection(tensors)
+    if not found:
+        return ()
+    rank = max(1, *(len(tensors[leaf]) for leaf in found))
+    if len(tensors.get("weight", ())) > rank:
+        return found.union(tensors.keys() & {"gamma", "beta"})
+    return found.union(leaf for leaf in tensors if len(tensors[leaf]) <= rank)
+
+
+def by_name(module: Module) -> Collection[str]:
+    """A component that says norm, and shapes that a norm can have.
+
+    Only the last component counts: diffusers' ``norm1.linear`` is a Linear, and so is a ``norm`` that owns
+    a matrix.  A lone bias (BitFit files) needs a module without anything unknown in it.
+    """
+    if not says_norm(module.path):
+        return ()
+    scale = next((leaf for leaf in SCALES if leaf in module.tensors), None)
+    if scale is None:
+        return _without_scale(module.tensors)
+    shape = module.tensors[scale]
+    if not (_is_vector(shape) and not _is_projection(module, scale)) and not _is_per_head(module, scale):
+        return ()
+    if scale == "alpha" and ("beta" in module.tensors or prod(shape) == 1):
+        return ()  # ResMLP's affine and Snake; LoRA's scalar
+    return [
+        scale,
+        *(leaf for leaf, other in module.tensors.items() if leaf in OFFSETS and _fits(other, shape)),
+    ]
+
+
+def by_own_name(module: Module) -> Collection[str]:
+    """A tensor that says norm itself, whoever owns it: Transformer Engine's fused layers, bare parameters."""
+    return [
+        leaf for leaf, shape in module.tensors.items() if says_norm_itself(leaf) and _is_norm_vector(shape)
+    ]
+
+
+def by_pair(module: Module) -> Collection[str]:
+    """A scale and a shift of one shape, and nothing else: a LayerNorm or GroupNorm in a Sequential."""
+    if len(module.tensors) < 2 or not module.is_leaf or _AFFINE.search(module.name):
+        return ()
+    for scale, shift in PAIRS:
+        shape = module.tensors.get(scale)
+        if shape is None or shape != module.tensors.get(shift) or not _is_vector(shape):
+            continue
+        if scale != "weight" and prod(shape) == 1:  # StarReLU, learned offsets; Linear has no weight of [1]
+            continue
+        if (len(shape) == 1 or scale not in PLAIN) and set(module.tensors) <= {scale, shift, *EXTRAS}:
+            return list(module.tensors)
+    return ()
+
+
+def by_itself(module: Module) -> Collection[str]:
+    """One vector and nothing else: an RMSNorm in a Sequential, unless its place or name says otherwise.
+
+    PReLU looks the same; it has one weight by default, and stands beside convolutions.
+    """
+    if len(module.tensors) != 1:
+        return ()
+    ((leaf, shape),) = module.tensors.items()
+    if leaf == "g" and shape == (1,):  # lucidrains' ScaleNorm, which may hold the layer that follows it
+        return (leaf,)
+    if leaf not in LONE or not module.is_leaf or not _is_norm_vector(shape):
+        return ()
+    if leaf == "weight" and (len(shape) > 1 or shape[0] < MIN_LONE or _holds_a_vector(module)):
+        return ()
+    return () if _AFFINE.search(module.kind) else (leaf,)
+
+
+#: In order; the first that finds something decides for its module.
+RULES: tuple[Callable[[Module], Collection[str]], ...] = (
+    by_statistics,
+    by_name,
+    by_own_name,
+    by_pair,
+    by_itself,
+)
+
+
+def _without_scale(tensors: Shapes) -> Collection[str]:
+    """A module of shifts alone (BitFit files, BiasNorm) or of flax statistics; nothing unknown in it."""
+    known = all(leaf in OFFSETS and _is_vector(shape) for leaf, shape in tensors.items())
+    shifts = not tensors.keys().isdisjoint(SHIFTS)
+    return tuple(tensors) if known and (shifts or {"mean", "var"} <= tensors.keys()) else ()
+
+
+def _is_projection(module: Module, scale: str) -> bool:
+    """A Linear or convolution from or to one channel: its bias lacks the weight's broadcast dimensions."""
+    shape, bias = module.tensors[scale], module.tensors.get("bias")
+    return scale in PLAIN and len(shape) > 1 and bias is not None and bias != shape
+
+
+def _is_per_head(module: Module, scale: str) -> bool:
+    """One row a head, or one for each of several inputs, as no Linear would be laid out."""
+    shape = module.tensors[scale]
+    if len(shape) - shape.count(1) != 2:
+        return False
+    paired = any(module.tensors.get(leaf) == shape for leaf in SHIFTS)
+    return paired or scale in PER_HEAD or (scale == "weight" and _QUERY_KEY.search(module.name) is not None)
+
+
+def _holds_a_vector(module: Module) -> bool:
+    """Something else that owns one vector."""
+    return bool(module.beside_conv or _ACTIVATION.search(module.kind) or _VECTOR.search(module.name))
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """At most one dimension is not 1."""
+    return len(shape) - shape.count(1) <= 1
+
+
+def _is_norm_vector(shape: tuple[int, ...]) -> bool:
+    return _is_vector(shape) and prod(shape) > 1
+
+
+def _fits(shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
+    return shape == scale or _is_vector(shape)
+
+
+# Names.
+
+
+@lru_cache(maxsize=1 << 12)
+def _component_says_norm(name: str) -> bool:
+    return _NORM.search(name.lower()) is not None or _CAMEL_CASE.search(name) is not None
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_container(name: str) -> bool:
+    return _NORMS.search(name.lower()) is not None
+
+
+@lru_cache(maxsize=1 << 12)
+def says_norm_itself(leaf: str) -> bool:
+    """Whether a tensor's own name, without its module's, is a norm's."""
+    return _OWN_NAME.search(leaf.lower()) is not None
+
+
+def says_norm(path: str) -> bool:
+    """Whether a module's path ends in a norm's name, or in an entry of a list of norms."""
+    owner, _, name = path.rpartition(".")
+    if _component_says_norm(name):
+        return True
+    container = owner.rpartition(".")[2]
+    return _is_container(container) or (_is_numbered(name) and _component_says_norm(container))
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_numbered(name: str) -> bool:
+    return _NUMBERED.match(name) is not None
+
+
+# The checkpoint as modules.
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Owner and leaf of a tensor's name; TF and Haiku write ``a/b/gamma:0``."""
+    if "/" in name:
+        name = name.removesuffix(":0").replace("//", "/").replace("/", ".")
+    if name.startswith("model_ema.") and (match := _LDM_EMA.match(name)):
+        return match[1], match[2]
+    owner, _, leaf = name.rpartition(".")
+    return owner, leaf
+
+
+def _ancestors(paths: Iterable[str]) -> set[str]:
+    """Every path that some module lies below."""
+    found: set[str] = set()
+    for path in paths:
+        while path:
+            path = path.rpartition(".")[0]
+            if path in found:
+                break
+            found.add(path)
+    return found
+
+
+def _neighbour(path: str, step: int) -> str | None:
+    """Another entry of the Sequential or ModuleList that this is an entry of."""
+    container, dot, index = path.rpartition(".")
+    return f"{container}{dot}{int(index) + step}" if index.isdecimal() else None
+
+
+def _beside_convolutions(modules: Iterable[tuple[str, Shapes]]) -> set[str]:
+    """Where the lone vector of a Sequential is rather a PReLU's: next to convolutions, after a BatchNorm.
+
+    Nowhere in a model whose named norms are lone weights: there it is one more of them (ConvNeXt's RMSNorm).
+    """
+    found: set[str | None] = set()
+    for path, shapes in modules:
+        weight = shapes.get("weight", ())
+        if len(weight) == 1 == len(shapes) and says_norm(path):
+            return set()
+        if len(weight) > 2:
+            found.add(_neighbour(path, -1))
+        elif STATISTICS.isdisjoint(shapes):
+            continue
+        found.add(_neighbour(path, 1))
+        found.add(_neighbour(path.rpartition(".")[0], 1))  # after the block it lies in
+    return {path for path in found if path is not None}
+
+
+def _modules(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Module]]:
+    """Each module under its path as given, with what the rules may know of it."""
+    owners: dict[str, dict[str, tuple[int, ...]]] = {}
+    for info in infos:
+        owner, leaf = _split(info.name)
+        if leaf not in IGNORED:
+            owners.setdefault(owner, {})[leaf] = info.shape
+    paths = [_PEFT.sub("", canonical(f"{owner}.")[:-1]) for owner in owners]
+    ancestors = _ancestors(paths)
+    beside_conv = _beside_convolutions(zip(paths, owners.values(), strict=True))
+    for path, (owner, shapes) in zip(paths, owners.items(), strict=True):
+        yield owner, Module(path, shapes, path not in ancestors, path in beside_conv)
+
+
+def _judge(module: Module) -> Collection[str]:
+    for rule in RULES:
+        if leaves := rule(module):
+            return leaves
+    return ()
 
 
 def find_norms(infos: Sequence[TensorInfo]) -> frozenset[str]:
-    """Names of the floating-point tensors that belong to a norm."""
-    return frozenset(t.name for t in infos if t.dtype.kind == "float" and _is_norm(t))
+    """Names, as given, of the floating-point tensors that belong to a normalisation layer.
 
-
-def _is_norm(t: TensorInfo) -> bool:
-    if sum(d != 1 for d in t.shape) > 1:
-        return False
-    parts = t.name.rsplit(".", 2)
-    if parts[-1] in ("running_mean", "running_var"):
-        return True
-    return len(parts) > 1 and parts[-1] in _LEAVES and _MODULE.fullmatch(parts[-2]) is not None
+    Wants the whole checkpoint, not one shard: siblings are evidence.  The order doesn't matter.
+    """
+    norms = {(owner, leaf) for owner, module in _modules(infos) for leaf in _judge(module)}
+    return frozenset(info.name for info in infos if _split(info.name) in norms and info.dtype.is_castable)
