@@ -21,37 +21,45 @@ __all__ = ["RULES", "find_norms"]
 
 # Tables: what the tensors of a norm are called.
 
-#: What multiplies.  ``weight``: torch; ``gamma``: Keras, lucidrains, Wan VAE, GRN; ``scale``: flax, BFL flux,
-#: torchtune; ``g``: GPT-2 in TF, lucidrains; ``w``: TransformerLens; ``gain``: BigGAN; ``a_2``: the Annotated
-#: Transformer; ``affine_weight``: RevIN, Equiformer; ``temp``: Zaya; ``w_norm``: LyCORIS; ``diff``: ComfyUI's
-#: difference files; ``alpha``: Kyutai's Moshi.
+#: What multiplies; the first that a module has is its scale.
 SCALES = (
-    "weight",
-    "gamma",
-    "scale",
-    "g",
-    "w",
-    "gain",
-    "a_2",
-    "affine_weight",
-    "temp",
-    "w_norm",
-    "diff",
-    "alpha",
+    "weight",  # torch
+    "gamma",  # Keras, TF BERT, lucidrains, Wan VAE, GRN
+    "scale",  # flax, Haiku, BFL flux, torchtune, gpt-oss
+    "g",  # GPT-2 in TF, lucidrains
+    "w",  # TransformerLens
+    "gain",  # BigGAN
+    "a_2",  # the Annotated Transformer
+    "affine_weight",  # RevIN, Equiformer
+    "temp",  # Zaya
+    "w_norm",  # LyCORIS
+    "diff",  # ComfyUI's difference files
+    "alpha",  # Kyutai's Moshi
 )
-#: What adds, in the same libraries; ``offset``: Haiku; ``loc``: CompVis ActNorm; ``shift``: I-BERT.
-SHIFTS = ("bias", "beta", "b", "b_2", "shift", "offset", "loc", "affine_bias", "b_norm", "diff_b")
-#: Running statistics: torch; Keras and TF; BigGAN.
+#: What adds, in the same libraries.
+SHIFTS = (
+    *("bias", "beta", "b", "b_2", "affine_bias", "b_norm", "diff_b"),
+    "offset",  # Haiku
+    "loc",  # ActNorm of CompVis
+    "shift",  # I-BERT
+)
+#: Running statistics.
 STATISTICS = frozenset(
     (
-        *("running_mean", "running_var"),
-        *("moving_mean", "moving_variance", "moving_var"),
-        *("stored_mean", "stored_var"),
+        *("running_mean", "running_var"),  # torch
+        *("moving_mean", "moving_variance", "moving_var"),  # Keras, TF
+        *("stored_mean", "stored_var", "running_means", "running_vars"),  # two ports of BigGAN
+        "_variance",  # Paddle; not its _mean, which data normalisers use
     )
 )
-#: Further tensors of a norm, never enough alone.  ``tau``: FilterResponseNorm; ``v``: EvoNorm;
-#: ``mean_scale``: PyG GraphNorm; ``log_scale``: Zipformer BiasNorm; ``mean``, ``var``: flax BatchNorm.
-EXTRAS = ("tau", "v", "mean_scale", "log_scale", "mean", "var")
+#: Further tensors of a norm, never enough alone.
+EXTRAS = (
+    "tau",  # FilterResponseNorm
+    "v",  # EvoNorm
+    "mean_scale",  # PyG GraphNorm
+    "log_scale",  # Zipformer BiasNorm
+    *("mean", "var"),  # flax BatchNorm
+)
 #: What can stand beside a scale, or (shifts) alone.
 OFFSETS = frozenset((*SHIFTS, *EXTRAS))
 #: In a module, but no evidence of anything: counters, flags and Transformer Engine's pickled state.
@@ -66,6 +74,8 @@ PAIRS = (
     ("scale", "bias"),
     ("scale", "offset"),
     ("affine_weight", "affine_bias"),
+    ("logs", "bias"),  # ActNorm of Glow-TTS
+    ("log_scale", "shift"),  # ActNorm of nflows
 )
 #: Scales which Linears and convolutions have too: with broadcast dimensions they can be those of one channel.
 PLAIN = frozenset(("weight", "scale", "w"))
@@ -88,7 +98,6 @@ _NORM = re.compile(
 _CAMEL_CASE = re.compile(r"(?<=[a-z])(?:LN|BN|GN|RMS)\d*$")
 #: A container of norms: ``norms``, ``hidden_states_norms``, ``bns``, and one norm for each of several inputs.
 _NORMS = re.compile(r"(?:norms|(?:^|_)(?:ln|bn|gn)s)$")
-_NUMBERED = re.compile(r"(?:[a-z_]*\d+|default)$")
 #: Components that PEFT puts between a module and its tensors.
 _PEFT = re.compile(r"\.(?:base_layer|original_module|(?:modules_to_save|ln_tuning_layers)(?:\.[^.]+)?)$")
 #: A tensor whose own name says it: ``layer_norm_weight`` (Transformer Engine), ``attn_norm``, ``ln_g``.
@@ -115,8 +124,7 @@ _VECTOR = re.compile(
 #: A lone vector shorter than this is a mixing weight or a class weight more often than a norm.
 MIN_LONE = 8
 #: LDM's EMA copy drops the dots of a name: ``model_ema.diffusion_modelout0weight``.
-_LDM_EMA = re.compile(r"(model_ema\..+?)\.?(weight|bias)$")
-
+_LDM_EMA = re.compile(r"(model_ema\.[^.]+?)(weight|bias)$")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -138,8 +146,7 @@ class Module(NamedTuple):
     def kind(self) -> str:
         """The name, or the list's name for an entry of a list (``acts.0``), lower case."""
         container, _, name = self.path.rpartition(".")
-        is_entry = name.isdecimal() or name == "default"
-        return (container.rpartition(".")[2] if is_entry else name).lower()
+        return (container.rpartition(".")[2] if _is_entry(name) else name).lower()
 
 
 # Rules: each gives the leaves of the module's tensors that are a norm's, none if it doesn't apply.
@@ -172,14 +179,14 @@ def by_name(module: Module) -> Collection[str]:
     if scale is None:
         return _without_scale(module.tensors)
     shape = module.tensors[scale]
-    if not (_is_vector(shape) and not _is_projection(module, scale)) and not _is_per_head(module, scale):
+    if not _is_per_head(module, scale) and (not _is_vector(shape) or _is_projection(module, scale)):
         return ()
     if scale == "alpha" and ("beta" in module.tensors or prod(shape) == 1):
         return ()  # ResMLP's affine and Snake; LoRA's scalar
-    return [
-        scale,
-        *(leaf for leaf, other in module.tensors.items() if leaf in OFFSETS and _fits(other, shape)),
-    ]
+    if scale == "scale" and "zero_point" in module.tensors:
+        return ()  # quantizes the norm's output
+    offsets = (leaf for leaf, other in module.tensors.items() if other == shape or _is_vector(other))
+    return [scale, *OFFSETS.intersection(offsets)]
 
 
 def by_own_name(module: Module) -> Collection[str]:
@@ -267,10 +274,6 @@ def _is_norm_vector(shape: tuple[int, ...]) -> bool:
     return _is_vector(shape) and prod(shape) > 1
 
 
-def _fits(shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-    return shape == scale or _is_vector(shape)
-
-
 # Names.
 
 
@@ -296,12 +299,16 @@ def says_norm(path: str) -> bool:
     if _component_says_norm(name):
         return True
     container = owner.rpartition(".")[2]
-    return _is_container(container) or (_is_numbered(name) and _component_says_norm(container))
+    return _is_container(container) or (_is_entry(name) and _component_says_norm(container))
 
 
-@lru_cache(maxsize=1 << 12)
-def _is_numbered(name: str) -> bool:
-    return _NUMBERED.match(name) is not None
+def _is_entry(name: str) -> bool:
+    """Of a ModuleList or Sequential, or the one entry of a PEFT ModuleDict."""
+    return _is_index(name) or name == "default"
+
+
+def _is_index(name: str) -> bool:
+    return name.isdecimal() and len(name) < 10  # longer ones are hostile: int() refuses them
 
 
 # The checkpoint as modules.
@@ -332,7 +339,7 @@ def _ancestors(paths: Iterable[str]) -> set[str]:
 def _neighbour(path: str, step: int) -> str | None:
     """Another entry of the Sequential or ModuleList that this is an entry of."""
     container, dot, index = path.rpartition(".")
-    return f"{container}{dot}{int(index) + step}" if index.isdecimal() else None
+    return f"{container}{dot}{int(index) + step}" if _is_index(index) else None
 
 
 def _beside_convolutions(modules: Iterable[tuple[str, Shapes]]) -> set[str]:
@@ -354,11 +361,10 @@ def _beside_convolutions(modules: Iterable[tuple[str, Shapes]]) -> set[str]:
     return {path for path in found if path is not None}
 
 
-def _modules(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Module]]:
-    """Each module under its path as given, with what the rules may know of it."""
+def _modules(tensors: Iterable[tuple[tuple[str, str], TensorInfo]]) -> Iterator[tuple[str, Module]]:
+    """Each owner with what the rules may know of it; tensors come with their owner and leaf."""
     owners: dict[str, dict[str, tuple[int, ...]]] = {}
-    for info in infos:
-        owner, leaf = _split(info.name)
+    for (owner, leaf), info in tensors:
         if leaf not in IGNORED:
             owners.setdefault(owner, {})[leaf] = info.shape
     paths = [_PEFT.sub("", canonical(f"{owner}.")[:-1]) for owner in owners]
@@ -380,5 +386,9 @@ def find_norms(infos: Sequence[TensorInfo]) -> frozenset[str]:
 
     Wants the whole checkpoint, not one shard: siblings are evidence.  The order doesn't matter.
     """
-    norms = {(owner, leaf) for owner, module in _modules(infos) for leaf in _judge(module)}
-    return frozenset(info.name for info in infos if _split(info.name) in norms and info.dtype.is_castable)
+    keys = [_split(info.name) for info in infos]
+    modules = _modules(zip(keys, infos, strict=True))
+    norms = {(owner, leaf) for owner, module in modules for leaf in _judge(module)}
+    return frozenset(
+        info.name for key, info in zip(keys, infos, strict=True) if key in norms and info.dtype.is_castable
+    )

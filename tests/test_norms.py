@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -131,6 +133,8 @@ def test_running_statistics_make_a_batch_norm_of_any_name() -> None:
     assert every_tensor(all_of("features.3.1", (64,), *BATCH_NORM))
     assert every_tensor(all_of("identity", (64,), "running_mean", "running_var"))
     assert every_tensor(all_of("conv1_x/BatchNorm", (64,), "gamma", "beta", "moving_mean", "moving_variance"))
+    assert every_tensor(all_of("conv._batch_norm", (64,), "weight", "bias", "_mean", "_variance"))
+    assert every_tensor(all_of("bn_0", (51, 64), "running_means", "running_vars"))
 
 
 def test_the_counter_of_a_batch_norm_is_not_a_float_and_not_returned() -> None:
@@ -248,6 +252,12 @@ def test_adapter_and_quantization_tensors_beside_a_norm_are_not_its_own(leaf: st
     assert norms(shapes) == {"q_norm.weight"}
 
 
+def test_the_scale_and_zero_point_of_a_quantized_norms_output_are_not_its_own() -> None:
+    assert norms({"norm.scale": (), "norm.zero_point": ()}, zero_point="int64") == set()
+    quantized = all_of("norm", (64,), "weight", "bias") | {"norm.scale": (), "norm.zero_point": ()}
+    assert norms(quantized, zero_point="int64") == {"norm.weight", "norm.bias"}
+
+
 def test_lora_on_a_norm_named_module_is_not_a_norm() -> None:
     shapes = {
         "lora_unet_norm1.lora_down.weight": (4, 64),
@@ -324,6 +334,12 @@ def test_two_vectors_of_one_length_are_a_layer_norm_or_group_norm(name: str) -> 
 def test_pairs_of_other_libraries_may_have_broadcast_dimensions(leaves: tuple[str, str]) -> None:
     assert every_tensor(all_of("channelwise.2", (1, 1, 1, 64), *leaves))
     assert every_tensor(all_of("fn.0", (64,), *leaves))
+
+
+def test_act_norms_of_flows_are_found() -> None:
+    assert every_tensor(all_of("decoder.flows.0", (1, 160, 1), "logs", "bias"))
+    assert every_tensor(all_of("_transforms.0", (64,), "log_scale", "shift"))
+    assert every_tensor(all_of("actnorm", (1, 64, 1, 1), "loc", "scale"))
 
 
 def test_a_linear_and_a_convolution_are_no_pair() -> None:
@@ -432,6 +448,12 @@ def test_a_lone_vector_beside_a_convolution_is_a_norm_where_the_other_norms_are_
 # Whole layouts and other spellings.
 
 
+def test_finding_norms_needs_no_torch() -> None:
+    code = "import sys, precconv.norms; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    root = Path(__file__).parent.parent
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
 def test_each_rule_says_what_it_finds() -> None:
     assert all(rule.__doc__ and rule.__name__.startswith("by_") for rule in RULES)
 
@@ -486,6 +508,10 @@ def test_wrapper_components_inside_a_name_are_seen_through() -> None:
     )
     shapes = conv("body.0.module") | {"body.1.module.weight": (64,)}
     assert norms(shapes) == set()
+
+
+def test_an_absurd_index_is_just_a_name() -> None:
+    assert norms(conv(f"body.{'9' * 5000}") | {"body.1.weight": (3,)}) == set()
 
 
 def test_an_empty_checkpoint_has_no_norms() -> None:
