@@ -127,9 +127,7 @@ def print_scores(title: str, groups: dict[str, list[Verdict]]) -> None:
     rows = sorted(((name, score(group)) for name, group in groups.items()), key=lambda row: row[1].recall)
     for name, s in rows:
         norms, others = s.hits + s.misses, s.correct_rejections + s.false_positives
-        unscored = (
-            f"  affine: {s.affine} of {s.affine + s.affine_rejected} found" if norms + others == 0 else ""
-        )
+        unscored = f"  affine: {s.affine} of {s.affine + s.affine_rejected} found" if norms + others == 0 else ""
         print(
             f"{name:<24} {norms:>7} {others:>7} {s.precision:>9.3%} {s.recall:>9.3%} "
             f"{s.false_positives:>3} {s.misses:>3}{unscored}"
@@ -200,9 +198,7 @@ def write_sample(truth: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("truth", type=Path)
     parser.add_argument("--misses", type=int, default=20, help="how many patterns of wrong answers to show")
     parser.add_argument("--sample", type=Path, metavar="OUT", help="write a compact sample instead")

@@ -36,9 +36,16 @@ _T5 = re.compile(r"\.DenseReluDense\.wo\.weight$|(?:^|\.)blocks\.\d+\.ffn\.gate\
 
 
 def advise(
-    infos: Iterable[TensorInfo], config: Mapping[str, object] | None, target: DType, source_name: str
+    infos: Iterable[TensorInfo],
+    config: Mapping[str, object] | None,
+    target: DType,
+    source_name: str,
+    tables: Iterable[presets.Preset] = (),
 ) -> list[str]:
-    """What to tell the user; ``source_name`` is the file, directory or repo as it was named."""
+    """What to tell the user; ``source_name`` is the file, directory or repo as it was named.
+
+    ``tables``: the presets of this checkpoint, which may have warnings of their own.
+    """
     tensors = tuple(infos)
     return [
         *_force_upcast(tensors, config, target, source_name),
@@ -46,7 +53,7 @@ def advise(
         *_empty(tensors),
         *_misnamed(tensors, source_name),
         *_t5(tensors, target),
-        *(warn.text for warn in presets.warnings(presets.select(config, tensors), target)),
+        *(warn.text for warn in presets.warnings(tables, target)),
     ]
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -115,8 +116,13 @@ def _conversion_options(command: F) -> F:
 _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
     click.option("-o", "--output", metavar="PATH", help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+    click.option("--preset", default="auto", show_default=True, metavar="auto|none|NAME",
+                 help="What the architecture needs in FP32: by config.json or tensor names, nothing, or a named table "
+                 "(see 'precconv presets')."),
     click.option("--norms", type=click.Choice(["fp32", "cast"]), default="fp32", show_default=True,
                  help="Keep normalisation layers in FP32, or cast them like the rest."),
+    click.option("--mixed", type=click.Choice(["keep", "cast"]), default="keep", show_default=True,
+                 help="FP32 tensors of a source that is mostly 16-bit: left so on purpose, or cast."),
     click.option("--keep", multiple=True, metavar="GLOB", help="Tensors that keep their dtype; repeatable."),
     click.option("--rule", multiple=True, metavar="GLOB=ACTION",
                  help="ACTION: a dtype, keep or drop; repeatable, the first match wins."),
@@ -146,20 +152,30 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 @click.argument("src", metavar="SRC")
 @_conversion_options
 def convert(
-    src: str, *, to: str, norms: Any, dry_run: bool, as_json: bool, quiet: bool, verbose: bool, **options: Any
+    src: str,
+    *,
+    to: str,
+    preset: str,
+    norms: Any,
+    mixed: Any,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
 ) -> None:
     """Convert one checkpoint file to another precision."""
     for name in _RULE_OPTIONS:
         del options[name]
     with _reported():
-        rules = _rules()
+        policy = {"to": to, "preset": preset, "norms": norms, "mixed": mixed, "rule": _rules()}
         if dry_run:
-            made = run_plan(src, to=to, norms=norms, rule=rules)
+            made = run_plan(src, **policy)
             click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
             return
         try:
             with _progress(quiet=quiet) as progress:
-                report = run_convert(src, to=to, norms=norms, rule=rules, progress=progress, **options)
+                report = run_convert(src, progress=progress, **policy, **options)
         except PrecconvError as e:
             if as_json and e.report is not None:
                 click.echo(e.report.to_json())
@@ -198,13 +214,34 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 @click.argument("src", metavar="SRC")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the totals only, not the tensors.")
-def inspect(src: str, *, as_json: bool, quiet: bool) -> None:
+@click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes.")
+@click.option("-v", "--verbose", is_flag=True, help="With --to, list every tensor.")
+def inspect(src: str, *, as_json: bool, quiet: bool, to: str | None, verbose: bool) -> None:
     """Show what is inside a checkpoint, from its header alone."""
     with _reported():
+        if to is not None:
+            made = run_plan(src, to=to)
+            click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
+            return
         found = run_inspect(src)
         click.echo(
             json.dumps(found.to_dict(), ensure_ascii=False) if as_json else text.inspection(found, tensors=not quiet)
         )
+
+
+@cli.command()
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
+def presets(name: str | None, *, as_json: bool) -> None:
+    """List the architecture tables, or show what one of them keeps in FP32, and why."""
+    from .presets import list_presets, load
+
+    with _reported():
+        tables = list_presets() if name is None else (load(name),)
+        if as_json:
+            click.echo(json.dumps([asdict(t) for t in tables], ensure_ascii=False))
+        else:
+            click.echo(text.presets(tables) if name is None else text.preset(tables[0]))
 
 
 def main() -> None:

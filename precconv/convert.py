@@ -12,13 +12,14 @@ from typing import Any, get_args
 
 from .bulk import collector_paused
 from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, overflow_text, run_checks
+from .configs import config_beside
 from .dtypes import CASTABLE, DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
 from .fileio import PartFile, free_bytes, part_file, same_file
 from .formats import Format, Layout, Reader, format_for_suffix, formats, open_checkpoint
 from .plan import Plan, make_plan
 from .report import Report, check_report_path
-from .rules import NormMode, Policy, Rule, read_rules
+from .rules import MixedMode, NormMode, Policy, Rule, read_rules
 from .runs import CHUNK_BYTES, Chunk, Progress, all_chunks, for_each, make_runs
 from .stats import Stats
 from .verify import VerifyMode, sample_chunks, verify_header, verify_values
@@ -33,7 +34,9 @@ def plan(
     source: StrPath,
     *,
     to: str | DType,
+    preset: str = "auto",
     norms: NormMode = "fp32",
+    mixed: MixedMode = "keep",
     keep: Sequence[str] = (),
     rule: Sequence[str | Rule] = (),
     rules: StrPath | None = None,
@@ -42,7 +45,7 @@ def plan(
 
     Raises InputError for a source that cannot be used, RuleError for a rule that cannot be read or matches nothing.
     """
-    policy = _policy(to, norms, keep, rule, rules)
+    policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
     reader = open_checkpoint(source)
     with reader.file:
         return _plan(reader, policy)
@@ -54,7 +57,9 @@ def convert(
     to: str | DType,
     output: StrPath | None = None,
     force: bool = False,
+    preset: str = "auto",
     norms: NormMode = "fp32",
+    mixed: MixedMode = "keep",
     keep: Sequence[str] = (),
     rule: Sequence[str | Rule] = (),
     rules: StrPath | None = None,
@@ -73,8 +78,10 @@ def convert(
     ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
     ``output``: a file, or an existing directory to put it in; by default beside the source as ``NAME.bf16.SUFFIX``.
     ``force``: replace an existing output.  The source itself is refused in any case.
-    ``norms``, ``keep``, ``rule``, ``rules``: which tensors get another dtype; ``rule`` before ``keep`` before the
-    file ``rules``, the first that matches a name wins.
+    ``keep``, ``rule``, ``rules``: the user's own rules; ``rule`` before ``keep`` before the file ``rules``, the first
+    that matches a name wins.
+    ``preset``, ``norms``, ``mixed``: what stays FP32 without a rule: what the architecture needs, normalisation
+    layers, and the FP32 tensors of a source that is mostly 16-bit.
     ``on_overflow``, ``on_nonfinite``, ``max_underflow``: what to do about values that do not survive.
     ``verify``: compare a ``sample`` of every tensor, everything (``full``) or nothing with a fresh cast.
     ``workers``: threads; by default one for each usable core.  The output does not depend on it.
@@ -86,7 +93,7 @@ def convert(
     Raises InputError, OutputError, UsageError (also RuleError), NumericError or VerificationError; the last two
     carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
     """
-    policy = _policy(to, norms, keep, rule, rules)
+    policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
     limits = Limits(on_overflow, on_nonfinite, max_underflow)
     _one_of("verify", verify, VerifyMode)
     started = time.perf_counter()
@@ -114,24 +121,27 @@ def convert(
     return done
 
 
-def _policy(
-    to: str | DType, norms: NormMode, keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None
-) -> Policy:
+def _policy(to: str | DType, preset: str, norms: NormMode, mixed: MixedMode, rules: Sequence[Rule]) -> Policy:
     _one_of("norms", norms, NormMode)
+    _one_of("mixed", mixed, MixedMode)
+    return Policy(target(to), tuple(rules), preset, norms, mixed)
+
+
+def _rules(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:
     parsed = [r if isinstance(r, Rule) else Rule.parse(r) for r in rule]
     parsed += [Rule.keep(k) for k in keep]
-    if rules is not None:
-        parsed += read_rules(Path(rules))
-    return Policy(target(to), tuple(parsed), norms)
+    return parsed if rules is None else [*parsed, *read_rules(Path(rules))]
 
 
 def _plan(reader: Reader, policy: Policy) -> Plan:
     if not reader.infos:
         raise InputError("holds no tensors: there is nothing to convert", path=reader.file.path)
-    made = make_plan(reader.infos, {**reader.metadata}, policy)
+    path = reader.file.path
+    config, notes = config_beside(path)
+    made = make_plan(reader.infos, {**reader.metadata}, policy, config=config, name=path.name)
     if not made.items:
         raise UsageError("the rules drop every tensor", path=reader.file.path)
-    return replace(made, notes=(*reader.notes, *made.notes))
+    return replace(made, notes=(*reader.notes, *notes, *made.notes))
 
 
 def _one_of(name: str, value: object, choices: object) -> None:
@@ -352,7 +362,9 @@ def _report(job: _Job, result: _Result, options: Mapping[str, Any], seconds: flo
 def _options(policy: Policy, limits: Limits, verify: VerifyMode) -> dict[str, Any]:
     return {
         "to": policy.target.name,
+        "preset": policy.preset,
         "norms": policy.norms,
+        "mixed": policy.mixed,
         "rules": [{"match": r.match, "to": str(r.to)} for r in policy.rules],
         **asdict(limits),
         "verify": verify,

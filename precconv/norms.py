@@ -100,6 +100,7 @@ _CAMEL_CASE = re.compile(r"(?<=[a-z])(?:LN|BN|GN|RMS)\d*$")
 _NORMS = re.compile(r"(?:norms|(?:^|_)(?:ln|bn|gn)s)$")
 #: Components that PEFT puts between a module and its tensors.
 _PEFT = re.compile(r"\.(?:base_layer|original_module|(?:modules_to_save|ln_tuning_layers)(?:\.[^.]+)?)$")
+_ANY_PEFT = re.compile(_PEFT.pattern, re.MULTILINE)
 #: A tensor whose own name says it: ``layer_norm_weight`` (Transformer Engine), ``attn_norm``, ``ln_g``.
 _OWN_NAME = re.compile(
     r"(?:(?<!weight_)(?<!spectral_)(?<!grad_)(?<!max_)norm|(?:^|_)(?:ln|bn|gn|rms))(?:_?(?:\d+|[qkvx]))?"
@@ -191,9 +192,7 @@ def by_name(module: Module) -> Collection[str]:
 
 def by_own_name(module: Module) -> Collection[str]:
     """A tensor that says norm itself, whoever owns it: Transformer Engine's fused layers, bare parameters."""
-    return [
-        leaf for leaf, shape in module.tensors.items() if says_norm_itself(leaf) and _is_norm_vector(shape)
-    ]
+    return [leaf for leaf, shape in module.tensors.items() if says_norm_itself(leaf) and _is_norm_vector(shape)]
 
 
 def by_pair(module: Module) -> Collection[str]:
@@ -367,11 +366,21 @@ def _modules(tensors: Iterable[tuple[tuple[str, str], TensorInfo]]) -> Iterator[
     for (owner, leaf), info in tensors:
         if leaf not in IGNORED:
             owners.setdefault(owner, {})[leaf] = info.shape
-    paths = [_PEFT.sub("", canonical(f"{owner}.")[:-1]) for owner in owners]
+    paths = [canonical(f"{owner}.")[:-1] for owner in owners]
+    if _ANY_PEFT.search("\n".join(paths)):
+        paths = [_PEFT.sub("", path) for path in paths]
     ancestors = _ancestors(paths)
     beside_conv = _beside_convolutions(zip(paths, owners.values(), strict=True))
     for path, (owner, shapes) in zip(paths, owners.items(), strict=True):
         yield owner, Module(path, shapes, path not in ancestors, path in beside_conv)
+
+
+def _likeness(module: Module) -> tuple[object, ...]:
+    """All that the rules look at: of the path they read the last two components, of an index that it is one."""
+    owner, _, name = module.path.rpartition(".")
+    container = owner.rpartition(".")[2]
+    index = _is_index(name)
+    return (container, "0" if index else name, module.is_leaf, module.beside_conv, *module.tensors.items())
 
 
 def _judge(module: Module) -> Collection[str]:
@@ -387,8 +396,14 @@ def find_norms(infos: Sequence[TensorInfo]) -> frozenset[str]:
     Wants the whole checkpoint, not one shard: siblings are evidence.  The order doesn't matter.
     """
     keys = [_split(info.name) for info in infos]
-    modules = _modules(zip(keys, infos, strict=True))
-    norms = {(owner, leaf) for owner, module in modules for leaf in _judge(module)}
+    judged: dict[tuple[object, ...], Collection[str]] = {}  # most modules stand in every layer
+    norms: set[tuple[str, str]] = set()
+    for owner, module in _modules(zip(keys, infos, strict=True)):
+        alike = _likeness(module)
+        leaves = judged.get(alike)
+        if leaves is None:
+            leaves = judged[alike] = _judge(module)
+        norms.update((owner, leaf) for leaf in leaves)
     return frozenset(
         info.name for key, info in zip(keys, infos, strict=True) if key in norms and info.dtype.is_castable
     )

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
+from . import presets
+from .advice import advise
 from .dtypes import DType
 from .errors import RuleError
 from .norms import find_norms
+from .quantized import find_quantized
 from .rules import Facts, Policy, decide, suggest
 from .tensors import TensorInfo
 
@@ -49,7 +52,8 @@ class Plan:
     items: tuple[Item, ...]  #: in the source's order
     dropped: tuple[Item, ...]  #: left out by a rule
     metadata: Mapping[str, str]  #: of the output
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  #: what names, shapes and config say against it
 
     @property
     def source_bytes(self) -> int:
@@ -79,9 +83,21 @@ class Plan:
         return replace(self, items=tuple(items))
 
 
-def make_plan(infos: Sequence[TensorInfo], metadata: Mapping[str, str], policy: Policy) -> Plan:
-    """Decide for every tensor of a checkpoint.  Raises RuleError for a rule that matches none of them."""
-    facts = Facts(find_norms(infos) if policy.norms == "fp32" else frozenset())
+def make_plan(
+    infos: Sequence[TensorInfo],
+    metadata: Mapping[str, str],
+    policy: Policy,
+    *,
+    config: Mapping[str, object] | None = None,
+    name: str = "",
+) -> Plan:
+    """Decide for every tensor of a checkpoint.
+
+    ``config``: the model's ``config.json``, where there is one.  ``name``: what the source is called, for warnings.
+    Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
+    """
+    tables = _tables(infos, policy, config)
+    facts = _recognise(infos, metadata, policy, config, tables)
     items, dropped = [], []
     for t in infos:
         to, why = decide(t, policy, facts)
@@ -89,8 +105,49 @@ def make_plan(infos: Sequence[TensorInfo], metadata: Mapping[str, str], policy: 
             dropped.append(Item(t, t.dtype, why))
         else:
             items.append(Item(t, to, why))
-    notes = _check_rules(infos, policy)
-    return Plan(policy.target, tuple(items), tuple(dropped), {**metadata}, tuple(notes))
+    notes = [*_check_rules(infos, policy), *_mixed_note(items)]
+    warnings = advise(infos, config, policy.target, name, tables)
+    return Plan(policy.target, tuple(items), tuple(dropped), {**metadata}, tuple(notes), tuple(warnings))
+
+
+def _tables(
+    infos: Sequence[TensorInfo], policy: Policy, config: Mapping[str, object] | None
+) -> tuple[presets.Preset, ...]:
+    """The architecture tables that hold for a checkpoint; a named one brings the universal one with it."""
+    if policy.preset == "none":
+        return ()
+    if policy.preset == "auto":
+        return presets.select(config, infos)
+    named = presets.load(policy.preset)
+    return (named, *(p for p in presets.select(None, ()) if p.table != named.table))
+
+
+def _recognise(
+    infos: Sequence[TensorInfo],
+    metadata: Mapping[str, str],
+    policy: Policy,
+    config: Mapping[str, object] | None,
+    tables: tuple[presets.Preset, ...],
+) -> Facts:
+    quantized = find_quantized(infos, config, metadata)
+    return Facts(
+        quantized,
+        presets.match(tables, infos, policy.target),
+        find_norms(infos) if policy.norms == "fp32" else frozenset(),
+        policy.mixed == "keep" and _mostly_16_bit(infos, quantized),
+    )
+
+
+def _mostly_16_bit(infos: Sequence[TensorInfo], quantized: Mapping[str, str]) -> bool:
+    castable = [t for t in infos if t.dtype.is_castable and t.name not in quantized]
+    return sum(t.nbytes for t in castable if t.dtype.bits == 16) * 2 > sum(t.nbytes for t in castable)
+
+
+def _mixed_note(items: Sequence[Item]) -> list[str]:
+    kept = sum(i.why == "mixed source" for i in items)
+    if not kept:
+        return []
+    return [f"the source is mostly 16-bit, so its {kept} FP32 tensors without another reason stay FP32 (--mixed cast)"]
 
 
 def _check_rules(infos: Sequence[TensorInfo], policy: Policy) -> list[str]:

@@ -96,9 +96,7 @@ _TABLE = (
     ("scaled", "weight_scale weight", ""),
 )
 #: Layouts that several tools write: the config's ``quant_method`` says which one did.
-_SHARED = frozenset(
-    {"gptq", "awq", "marlin", "fp8", "mxfp8", "mxfp4", "nvfp4", "int8", "packed", "scaled", "mlx"}
-)
+_SHARED = frozenset({"gptq", "awq", "marlin", "fp8", "mxfp8", "mxfp4", "nvfp4", "int8", "packed", "scaled", "mlx"})
 #: Recognised on their own, without the tensors around them.
 _LONE = {"_extra_state": "transformer engine", "scaled_fp8": "comfyui scaled fp8"}
 #: Scales of activations and of the KV cache: they may stand in a module whose weights are plain.
@@ -132,8 +130,7 @@ def _leaves(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
 
 
 _SIGNATURES = tuple(
-    _Signature(order, name, _leaves(leaves), _leaves(one_of))
-    for order, (name, leaves, one_of) in enumerate(_TABLE)
+    _Signature(order, name, _leaves(leaves), _leaves(one_of)) for order, (name, leaves, one_of) in enumerate(_TABLE)
 )
 
 
@@ -154,9 +151,7 @@ def find_quantized(
     return dict(_members(tensors, modules | below, declared.method))
 
 
-def _members(
-    tensors: Mapping[str, TensorInfo], modules: Mapping[str, str], method: str
-) -> Iterator[tuple[str, str]]:
+def _members(tensors: Mapping[str, TensorInfo], modules: Mapping[str, str], method: str) -> Iterator[tuple[str, str]]:
     scaled = method or next(iter(modules.values()), "")
     for name in tensors:
         owner, _, leaf = name.rpartition(".")
@@ -196,9 +191,7 @@ def _candidates(leaf: str) -> tuple[tuple[_Signature, str], ...]:
     return tuple(found)
 
 
-def _stands(
-    signature: _Signature, tensors: Mapping[str, TensorInfo], owner: str, stem: str, info: TensorInfo
-) -> bool:
+def _stands(signature: _Signature, tensors: Mapping[str, TensorInfo], owner: str, stem: str, info: TensorInfo) -> bool:
     prefix = owner + "." if owner or info.name.startswith(".") else ""
 
     def there(leaf: str, classes: frozenset[str]) -> bool:

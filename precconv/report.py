@@ -136,6 +136,7 @@ def plan_dict(plan: Plan, *, items: bool = True) -> dict[str, Any]:
         "to": plan.target.name,
         "metadata": dict(plan.metadata),
         "notes": list(plan.notes),
+        "warnings": list(plan.warnings),
         "groups": [
             dict(zip(keys, (str(v) if i < 3 else v for i, v in enumerate(g)), strict=True)) for g in plan.groups()
         ],

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ __all__ = ["Facts", "Policy", "Rule", "decide", "generalise", "read_rules", "sug
 
 Action = DType | Literal["keep", "drop"]
 NormMode = Literal["fp32", "cast"]
+MixedMode = Literal["keep", "cast"]
 _KEYS = ("match", "to")
 #: Kinds of names that a suggestion is chosen from; more would take seconds.
 _SUGGEST_FROM = 5000
@@ -135,14 +136,19 @@ class Policy:
 
     target: DType
     rules: tuple[Rule, ...] = ()
+    preset: str = "auto"  #: ``auto``, ``none`` or the name of one
     norms: NormMode = "fp32"
+    mixed: MixedMode = "keep"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What was recognised in the checkpoint as a whole, by tensor name."""
 
+    quantized: Mapping[str, str] = field(default_factory=dict)  #: to the name of the format
+    presets: Mapping[str, str] = field(default_factory=dict)  #: to the reason, ``preset NAME: KIND``
     norms: frozenset[str] = frozenset()
+    mostly_16_bit: bool = False  #: over half of the castable bytes
 
 
 def decide(t: TensorInfo, policy: Policy, facts: Facts) -> tuple[DType | None, str]:
@@ -151,14 +157,23 @@ def decide(t: TensorInfo, policy: Policy, facts: Facts) -> tuple[DType | None, s
         if rule.matches(t.name):
             return _by_rule(t, rule)
     target = policy.target
-    if not t.dtype.is_castable:
-        return t.dtype, f"{t.dtype} is not cast"
     if t.dtype is target:
         return target, f"already {target}"
-    if not t.shape and not _holds(target, t.dtype):
+    if not t.dtype.is_castable:
+        return t.dtype, f"{t.dtype} is not cast"
+    if t.name in facts.quantized:
+        return t.dtype, f"quantized: {facts.quantized[t.name]}"
+    if _holds(target, t.dtype):  # all that follows only ever prevents loss
+        return target, "target"
+    if not t.shape:
         return t.dtype, "scalar"
-    if policy.norms == "fp32" and target is not FP32 and t.name in facts.norms:
-        return FP32, "norm"
+    if target is not FP32:
+        if t.name in facts.presets:
+            return FP32, facts.presets[t.name]
+        if t.name in facts.norms:
+            return FP32, "norm"
+        if facts.mostly_16_bit and t.dtype is FP32:
+            return FP32, "mixed source"
     return target, "target"
 
 

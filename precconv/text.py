@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .inspection import Inspection
 from .plan import Item, Plan
+from .presets import Preset
 from .report import Report
 
 __all__ = ["inspection", "plan", "report", "size", "warnings"]
@@ -74,6 +75,7 @@ def plan(made: Plan, *, verbose: bool) -> str:
     ]
     if verbose:
         lines += ["", *_tensors(made.items)]
+    lines += [f"warning: {warning}" for warning in made.warnings]
     return "\n".join(lines)
 
 
@@ -88,6 +90,25 @@ def _groups(made: Plan) -> list[str]:
         more = f" and {len(made.dropped) - 5:,} more" if len(made.dropped) > 5 else ""
         lines.append(f"  {count(len(made.dropped), 'tensor')} dropped: {names}{more}")
     return lines + [f"note: {note}" for note in made.notes]
+
+
+def presets(tables: Sequence[Preset]) -> str:
+    """One line a table: what it is about and how many patterns it keeps."""
+    rows = [[t.table, f"{sum(len(r.match) for r in t.keep)}", t.about] for t in tables]
+    return "\n".join(table([["preset", "patterns", "about"], *rows], right=" r"))
+
+
+def preset(found: Preset) -> str:
+    """What one table keeps in FP32, with the reason and the source of each row."""
+    lines = [f"{found.table}: {found.about}"]
+    for label, names in (("model types", found.model_types), ("classes", found.class_names)):
+        if names:
+            lines.append(f"{label}: {', '.join(names)}")
+    for row in found.keep:
+        when = "fp16 and bf16" if row.on == "half" else "fp16 only"
+        lines += ["", f"{', '.join(row.match)}", f"  {row.kind} ({when}): {row.why}", f"  source: {row.source}"]
+    lines += [f"warning for {warn.to}: {warn.text}" for warn in found.warn]
+    return "\n".join(lines)
 
 
 def _tensors(items: Sequence[Item]) -> list[str]:
@@ -112,5 +133,7 @@ def report(done: Report, *, verbose: bool) -> str:
 
 def warnings(done: Report) -> Iterator[str]:
     """One sentence a warning, with where it holds."""
+    for advice in done.plan.warnings:
+        yield f"{done.source}: {advice}"
     for finding in done.warnings:
         yield f"{done.source}: tensor {finding.tensor!r}: {finding.text}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from precconv import presets
 from precconv.advice import advise
 from precconv.dtypes import BF16, FP16, FP32, DType, dtype
 from precconv.tensors import TensorInfo
@@ -41,9 +42,7 @@ def test_force_upcast_warns_for_fp16_alone() -> None:
     assert advise(floats(*VAE), config, BF16, "vae") == []
 
 
-@pytest.mark.parametrize(
-    "config", [{"_class_name": "AutoencoderKL", "force_upcast": False}, {"force_upcast": "yes"}]
-)
+@pytest.mark.parametrize("config", [{"_class_name": "AutoencoderKL", "force_upcast": False}, {"force_upcast": "yes"}])
 def test_a_vae_whose_config_does_not_force_is_left_in_peace(config: Mapping[str, object]) -> None:
     assert advise(floats(*VAE), config, FP16, "sdxl-vae.safetensors") == []
 
@@ -178,14 +177,14 @@ def test_a_t5_feed_forward_warns_for_fp16_alone(name: str) -> None:
 def test_architectures_that_are_not_run_in_a_precision_are_told(
     config: Mapping[str, object], target: DType, said: str
 ) -> None:
-    (text,) = advise([], config, target, "x")
+    tables = presets.select(config, [])
+    (text,) = advise([], config, target, "x", tables)
     assert text.startswith(said)
-    assert advise([], config, FP32, "x") == []
+    assert advise([], config, FP32, "x", tables) == []
+    assert advise([], config, target, "x") == []
 
 
-@pytest.mark.parametrize(
-    "config", [{"force_upcast": [True]}, {"force_upcast": {}}, {"_class_name": 3, "x": [[[]]]}]
-)
+@pytest.mark.parametrize("config", [{"force_upcast": [True]}, {"force_upcast": {}}, {"_class_name": 3, "x": [[[]]]}])
 def test_odd_configs_are_as_good_as_none(config: Mapping[str, object]) -> None:
     assert advise(floats(*PLAIN), config, FP16, "") == []
 

@@ -106,9 +106,7 @@ def test_the_order_of_the_tensors_changes_nothing() -> None:
         assert find_norms(ordered) == found
 
 
-PARTS = st.sampled_from(
-    ["module", "layers", "0", "1", "norm", "fc", "act", "norms", "conv", "ls1", "default"]
-)
+PARTS = st.sampled_from(["module", "layers", "0", "1", "norm", "fc", "act", "norms", "conv", "ls1", "default"])
 LEAVES = st.sampled_from(["weight", "bias", "gamma", "beta", "running_mean", "g", "scale", "alpha", "norm"])
 NAMES = st.builds(lambda path, leaf: ".".join([*path, leaf]), st.lists(PARTS, max_size=4), LEAVES)
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -218,9 +216,7 @@ def test_a_name_that_only_resembles_norm_says_nothing(name: str) -> None:
     assert norms({f"{name}.scale": (64,)}) == set()
 
 
-@pytest.mark.parametrize(
-    "name", ["norm1.linear", "norm_out.linear_1", "norm1.conv_y", "norm", "norm1.0", "adaln_norm"]
-)
+@pytest.mark.parametrize("name", ["norm1.linear", "norm_out.linear_1", "norm1.conv_y", "norm", "norm1.0", "adaln_norm"])
 def test_a_matrix_under_a_norms_name_is_an_adaptive_norms_linear(name: str) -> None:
     assert norms(linear(name, 384)) == set()
     assert norms(conv(name)) == set()
@@ -410,9 +406,7 @@ def test_a_lone_matrix_is_no_norm() -> None:
     assert norms({"fc.weight": (64, 64), "emb.weight": (1, 64), "conv.weight": (64, 1, 1)}) == set()
 
 
-@pytest.mark.parametrize(
-    "leaf", ["scale", "alpha", "D", "A_log", "dt_bias", "e_score_correction_bias", "lambda_1"]
-)
+@pytest.mark.parametrize("leaf", ["scale", "alpha", "D", "A_log", "dt_bias", "e_score_correction_bias", "lambda_1"])
 def test_a_lone_vector_under_another_leaf_is_no_norm(leaf: str) -> None:
     assert norms({f"layers.0.mixer.{leaf}": (64,)}) == set()
 
@@ -488,9 +482,7 @@ def test_an_ldm_files_ema_copy_has_the_same_norms_without_the_dots() -> None:
 
 
 def test_slashes_separate_components_too() -> None:
-    assert every_tensor(
-        {"encoder/layer_0/LayerNorm/gamma:0": (64,), "encoder/layer_0/LayerNorm/beta:0": (64,)}
-    )
+    assert every_tensor({"encoder/layer_0/LayerNorm/gamma:0": (64,), "encoder/layer_0/LayerNorm/beta:0": (64,)})
     assert every_tensor({"evoformer/query_norm//scale": (64,), "evoformer/query_norm//offset": (64,)})
 
 
@@ -503,9 +495,7 @@ def test_peft_components_are_seen_through(part: str) -> None:
 
 
 def test_wrapper_components_inside_a_name_are_seen_through() -> None:
-    assert every_tensor(
-        {"bns.0.module.weight": (3,), "layers.0._checkpoint_wrapped_module.norm.weight": (3,)}
-    )
+    assert every_tensor({"bns.0.module.weight": (3,), "layers.0._checkpoint_wrapped_module.norm.weight": (3,)})
     shapes = conv("body.0.module") | {"body.1.module.weight": (64,)}
     assert norms(shapes) == set()
 

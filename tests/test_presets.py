@@ -202,9 +202,7 @@ def test_siblings_are_looked_for_under_the_same_wrappers() -> None:
     st.sampled_from([FP16, BF16]),
 )
 def test_the_component_index_finds_what_trying_every_row_finds(names: list[str], target: DType) -> None:
-    tables_ = [
-        presets.load(name) for name in ("universal", "t5", "deepseek_v3", "qwen2_5_omni", "wan", "esmfold2")
-    ]
+    tables_ = [presets.load(name) for name in ("universal", "t5", "deepseek_v3", "qwen2_5_omni", "wan", "esmfold2")]
     tensors = of(*names, shape=(64,))
     assert presets.match(tables_, tensors, target) == _one_by_one(tables_, tensors, target)
 
@@ -320,11 +318,7 @@ json_values = st.recursive(
 )
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["model_type", "architectures", "_class_name", "text_config"]), json_values
-    )
-)
+@given(st.dictionaries(st.sampled_from(["model_type", "architectures", "_class_name", "text_config"]), json_values))
 def test_no_config_however_odd_raises(config: dict[str, object]) -> None:
     assert selected(config)[-1] == "universal"
 
