@@ -105,14 +105,18 @@ class DType:
 
         Inf for FP64, whose bound no Python float can hold and no source can reach.
         """
-        below = self.magnitude(self.max_bits - 1)
-        half = (self.max - below) / 2
-        return self.max + half if self.max < 2.0**1023 else math.inf
+        if self.max >= 2.0**1023:
+            return math.inf
+        power = math.frexp(self.max)[1] - 1
+        return self.max + math.ldexp(0.5, power - self.mantissa)
 
     @cached_property
     def overflow_inclusive(self) -> bool:
-        """Whether a value exactly on the bound overflows too (the tie goes to the even neighbour)."""
-        return bool(self.max_bits & 1)
+        """Whether a value exactly on the bound overflows too: the tie goes to the even neighbour.
+
+        Even is the significand's last bit, which is the implicit one where there is no mantissa.
+        """
+        return self.mantissa == 0 or bool(self.max_bits & 1)
 
     @cached_property
     def underflow_bound(self) -> float:
@@ -150,7 +154,7 @@ DTYPES: tuple[DType, ...] = (
 )
 
 _BY_CODE = {d.code: d for d in DTYPES}
-_BY_NAME = {n: d for d in DTYPES for n in (d.name, d.code.lower(), *d.aliases)}
+_BY_NAME = {n: d for d in DTYPES for n in (d.name, d.code.lower(), d.torch, *d.aliases)}
 
 FP64, FP32, FP16, BF16 = (_BY_NAME[n] for n in ("fp64", "fp32", "fp16", "bf16"))
 #: The types whose values precconv converts; every other type passes through bit for bit.
