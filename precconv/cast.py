@@ -103,7 +103,8 @@ def _zeros(x: torch.Tensor, scratch: torch.Tensor) -> int:
     n = x.numel()
     if x.element_size() == 2:
         return _count(torch.eq(_patterns(x), 0, out=scratch.view(torch.int16)[:n]))
-    return int(torch.eq(x, 0, out=scratch.view(x.dtype)[:n]).sum())  # ones in FP32 add up exactly to 2^24
+    ones = torch.eq(x, 0, out=scratch.view(x.dtype)[:n])
+    return int(ones.sum(dtype=x.dtype if n <= 1 << 24 else torch.float64))  # FP32 counts no further
 
 
 def _tally(x: torch.Tensor, r: torch.Tensor, p: Pair, scratch: torch.Tensor) -> Stats | None:
@@ -148,7 +149,8 @@ def _max_abs(x: torch.Tensor) -> float:
 
 
 def _square_sum(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    return norm * norm  # Inf where ** would raise
 
 
 def _clamp(x: torch.Tensor, y: torch.Tensor, p: Pair) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -92,7 +93,7 @@ def test_the_fields_of_a_float_fill_its_bits(d: DType) -> None:
 
 @each_float
 def test_limits_are_those_of_ml_dtypes_and_numpy(d: DType) -> None:
-    info = ml_dtypes.finfo(ML[d.name])
+    info: Any = ml_dtypes.finfo(ML[d.name])  # type: ignore[no-untyped-call]
     assert d.bits == info.bits
     assert d.max == float(info.max)
     assert d.smallest_normal == float(info.smallest_normal)
@@ -259,7 +260,7 @@ def test_a_type_equals_its_own_name_and_nothing_else(d: DType) -> None:
     assert d == d.name
     assert d.name == d
     assert hash(d) == hash(d.name)
-    assert {d.name: 1}[d] == 1
+    assert d in {d.name, ""}
     assert str(d) == d.name
     assert d != d.code
     assert d != torch_dtype(d) if hasattr(torch, d.torch) else True
