@@ -37,6 +37,13 @@ class Rule:
     to: Action  #: a dtype, ``keep`` (the source's dtype) or ``drop``
     origin: str = field(default="rule", compare=False)  #: where it was given, for messages
 
+    def __post_init__(self) -> None:
+        """Raises RuleError, before any work, for what is no pattern or no action; aliases of dtypes are resolved."""
+        if not isinstance(self.match, str) or not self.match:
+            raise RuleError(f"{self.origin}: {self.match!r} is not a pattern of tensor names")
+        object.__setattr__(self, "to", _action(self.to, str(self)))
+        assert self.pattern is not None  # compiled now
+
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Compiled; raises RuleError when it is not a regular expression."""
@@ -61,7 +68,7 @@ class Rule:
     @classmethod
     def keep(cls, glob: str) -> Rule:
         """``--keep GLOB``."""
-        return cls._checked(glob, "keep", "--keep")
+        return cls(glob, "keep", "--keep")
 
     @classmethod
     def parse(cls, text: str) -> Rule:
@@ -69,15 +76,7 @@ class Rule:
         match, equals, action = text.rpartition("=")
         if not equals:
             raise RuleError(f"--rule {text!r} has no '='", hint="write it as 'GLOB=ACTION', e.g. '*.bias=fp32'")
-        return cls._checked(match, action, "--rule")
-
-    @classmethod
-    def _checked(cls, match: object, action: object, origin: str) -> Rule:
-        if not isinstance(match, str) or not match:
-            raise RuleError(f"{origin}: {match!r} is not a pattern of tensor names")
-        rule = cls(match, _action(action, f"{origin} {match!r}"), origin)
-        assert rule.pattern is not None  # compiled now, so that a bad one is refused before any work
-        return rule
+        return cls(match, _action(action, f"--rule {match!r}"), "--rule")
 
 
 def _action(text: object, where: str) -> Action:
@@ -119,12 +118,12 @@ def _rules_from(data: dict[str, Any]) -> list[Rule]:
         missing = [k for k in _KEYS if k not in table]
         if missing:
             raise RuleError(f"rule {number} has no {missing[0]!r}")
-        rules.append(Rule._checked(table["match"], table["to"], "rule"))
+        rules.append(Rule(table["match"], table["to"]))
     return rules
 
 
 def _only_keys(table: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for key in table.keys() - set(known):
+    for key in (k for k in table if k not in known):
         close = difflib.get_close_matches(key, known, 1, 0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
         raise RuleError(f"{where} has the unknown key {key!r}", hint=hint)
@@ -192,11 +191,15 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def generalise(name: str) -> str:
-    """A glob for the tensors that stand at the same place of every layer: numbers become ``*``."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+    """A glob for the tensors that stand at the same place of every layer: numbers become ``*``.
+
+    Not a number at the very start: the place would be ``*.weight``, which is every weight there is.
+    """
+    literal = re.sub(r"[*?[]|^r(?=e:)", r"[\g<0>]", name)
+    return re.sub(r"(?<=\.)\d+(?![^.])", "*", literal)
 
 
-def suggest(rule: Rule, names: Iterable[str]) -> str:
+def suggest(rule: Rule, names: Iterable[str]) -> str | None:
     """A hint for a rule that matches nothing: the names nearest to its pattern."""
     kinds = list(dict.fromkeys(map(generalise, names)))
     wanted = re.sub(r"[*?]+", "", rule.match.removeprefix("re:"))
@@ -205,6 +208,7 @@ def suggest(rule: Rule, names: Iterable[str]) -> str:
         return difflib.SequenceMatcher(None, wanted, kind.replace("*", "")).ratio()
 
     near = sorted(kinds[:_SUGGEST_FROM], key=likeness, reverse=True)[:3]
-    if likeness(near[0]) > 0.4:
+    near = [kind for kind in near if likeness(kind) > 0.4]
+    if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"the tensors are named like {', '.join(map(repr, kinds[:3]))}"
+    return f"the tensors are named like {', '.join(map(repr, kinds[:3]))}" if kinds else None
