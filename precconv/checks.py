@@ -103,14 +103,15 @@ def fallback(item: Item, stats: Stats, limits: Limits) -> DType | None:
 def hint(errors: Sequence[Finding], target: DType) -> str:
     """The ways out of a refusal, with a pattern for the tensors it names."""
     kinds = {f.check for f in errors}
-    globs = list(dict.fromkeys(generalise(f.tensor) for f in errors if f.check != "nonfinite"))
+    tensors = dict.fromkeys(f.tensor for f in errors if f.check != "nonfinite")
+    globs = list(dict.fromkeys(map(generalise, tensors)))
     keep = " ".join(f"--keep {g!r}" for g in globs[:3])
     ways = []
     if keep:
-        ways.append(f"keep {'it' if len(errors) == 1 else 'them'} ({keep}{' …' if len(globs) > 3 else ''})")
+        ways.append(f"keep {'it' if len(tensors) == 1 else 'them'} ({keep}{' …' if len(globs) > 3 else ''})")
     if "overflow" in kinds:
         ways += ["keep whatever overflows (--on-overflow keep)", "clamp it (--on-overflow clamp)"]
-        if target is not BF16:
+        if target.max < BF16.max:
             ways.append("use --to bf16")
     if "underflow" in kinds:
         ways.append("raise --max-underflow")
