@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -102,7 +103,8 @@ def convert(
         final, fmt = output_path(reader, policy.target, output, force=force)
         if report is not None:
             check_report_path(Path(report), (reader.file.path, final))
-        job = _Job(reader, fmt, final, limits, _workers(workers), verify, force, durable, report is not None)
+        written = None if report is None else Path(report)
+        job = _Job(reader, fmt, final, limits, _workers(workers), verify, force, durable, written)
         options = _options(policy, limits, verify)
 
         def summary(result: _Result) -> Report:
@@ -111,14 +113,11 @@ def convert(
         try:
             with collector_paused():
                 made = _plan(reader, policy)
-            done = summary(_run(job, made, progress, summary))
+            return _run(job, made, progress, summary)
         except (NumericError, VerificationError) as e:
             if report is not None and e.report is not None:
                 e.report.write(report)
             raise
-    if report is not None:
-        done.write(report)
-    return done
 
 
 def _policy(to: str | DType, preset: str, norms: NormMode, mixed: MixedMode, rules: Sequence[Rule]) -> Policy:
@@ -201,7 +200,7 @@ class _Job:
     verify: VerifyMode
     force: bool
     durable: bool
-    norms: bool
+    report: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ class _Result:
     published: bool = False
 
 
-def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Callable[[_Result], Report]) -> _Result:
+def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Callable[[_Result], Report]) -> Report:
     layout = _layout(job, made)
     shown = Progress(made.source_bytes, progress)
     with part_file(job.final) as part:
@@ -235,8 +234,10 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
             e.report = summary(result)
             raise
         job.reader.file.require_unchanged()
-        part.publish(replace=job.force, durable=job.durable)
-    return replace(result, verified=verified, published=True)
+        done = summary(replace(result, verified=verified, published=True))
+        with done.staged(job.report) if job.report else nullcontext():
+            part.publish(replace=job.force, durable=job.durable)
+    return done
 
 
 def _layout(job: _Job, made: Plan) -> Layout:
@@ -272,7 +273,7 @@ def _write(
             if run.is_cast:
                 p = cast.pair(run.src, run.dst)
                 data = lane.cast(p, n)
-                seen = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=job.norms)
+                seen = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=job.report is not None)
                 if seen:
                     with lock:
                         for key, stats in seen:
@@ -330,9 +331,8 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
     with collector_paused():
         verify_header(part, job.fmt, items, offsets)
         runs = make_runs(items, offsets, range(len(items)))
-    chunks = all_chunks(runs) if job.verify == "full" else sample_chunks(runs, lambda k: items[k].src.name)
-    if job.verify == "full":
-        progress.total += result.plan.source_bytes
+    chunks = list(all_chunks(runs) if job.verify == "full" else sample_chunks(runs, lambda k: items[k].src.name))
+    progress.total += sum(chunk.src_bytes for chunk in chunks)
     return verify_values(
         job.reader.file,
         part,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +66,7 @@ class Report:
     source_bytes: int  #: of the file
     output_bytes: int  #: of the file, as planned where it was not written
     verified_bytes: int  #: of the output, read back and compared with a fresh cast
-    seconds: float
+    seconds: float  #: until the output was ready to get its name
 
     @cached_property
     def tensors(self) -> tuple[TensorReport, ...]:
@@ -111,13 +112,24 @@ class Report:
         }
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+        """ASCII, so that it survives any terminal, and names of files that are not Unicode."""
+        return json.dumps(self.to_dict(), allow_nan=False)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to a file, whole or not at all; raises OutputError."""
+        with self.staged(path):
+            pass
+
+    @contextmanager
+    def staged(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write the JSON before the body, give it its name after it; when the body raises it is gone.
+
+        So a report that cannot be written is known before the output is published.
+        """
         data = (self.to_json() + "\n").encode()
         with part_file(Path(path)) as part:
             part.write(memoryview(data), 0)
+            yield
             part.publish(replace=True, durable=False)
 
 
@@ -125,8 +137,13 @@ def check_report_path(path: Path, others: Sequence[Path]) -> None:
     """Refuse a report that could not be written after a long run, or would replace a checkpoint."""
     if not path.parent.is_dir():
         raise OutputError("there is no such directory", path=path.parent, hint="make it first")
-    if path.is_dir() or any(same_file(path, o) or path.absolute() == o.absolute() for o in others):
+    if path.is_dir() or any(_same_place(path, o) for o in others):
         raise OutputError("the report cannot go there", path=path, hint="give --report another name")
+
+
+def _same_place(a: Path, b: Path) -> bool:
+    """Whether both names lead to one file, or would once there is one."""
+    return same_file(a, b) or (same_file(a.parent, b.parent) and os.path.normcase(a.name) == os.path.normcase(b.name))
 
 
 def plan_dict(plan: Plan, *, items: bool = True) -> dict[str, Any]:
