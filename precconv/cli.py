@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from . import text
 from ._version import __version__
@@ -36,7 +37,8 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
-            self._catch_typo(ctx, args)
+            if not ctx.resilient_parsing:  # a shell asks what could come next
+                self._catch_typo(ctx, args)
             args = ["convert", *args]
         return super().parse_args(ctx, args)
 
@@ -44,6 +46,11 @@ class _Commands(click.Group):
         close = difflib.get_close_matches(args[0], self.commands, 1, 0.75)
         if close and not Path(args[0]).exists():
             raise click.UsageError(f"there is no command or file {args[0]!r}; did you mean {close[0]!r}?", ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and files where no command begins like that."""
+        files = [] if incomplete.startswith("-") else [CompletionItem(incomplete, type="file")]
+        return [*files, *super().shell_complete(ctx, incomplete)]
 
 
 class _Ordered(click.Command):
@@ -77,16 +84,31 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except PrecconvError as e:
-        click.echo(f"error: {e}", err=True)
-        if e.hint:
-            click.echo(f"hint: {e.hint}", err=True)
+        for line in text.failure(e):
+            click.echo(line, err=True)
         sys.exit(e.exit_code)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # whoever read our results has gone
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the interpreter's last flush
+        _forget_stdout()
         sys.exit(1)
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """For a conversion's words about itself: what became of it does not depend on whether anybody reads them."""
+    try:
+        yield
+    except BrokenPipeError:
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -115,7 +137,8 @@ def _conversion_options(command: F) -> F:
 
 _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
-    click.option("-o", "--output", metavar="PATH", help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+    click.option("-o", "--output", type=click.Path(), metavar="PATH",
+                 help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
     click.option("--preset", default="auto", show_default=True, metavar="auto|none|NAME",
                  help="What the architecture needs in FP32: by config.json or tensor names, nothing, or a named table "
                  "(see 'precconv presets')."),
@@ -126,7 +149,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--keep", multiple=True, metavar="GLOB", help="Tensors that keep their dtype; repeatable."),
     click.option("--rule", multiple=True, metavar="GLOB=ACTION",
                  help="ACTION: a dtype, keep or drop; repeatable, the first match wins."),
-    click.option("--rules", multiple=True, metavar="FILE.toml", help="The same, from a file."),
+    click.option("--rules", type=click.Path(), multiple=True, metavar="FILE.toml", help="The same, from a file."),
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,
                  help="Finite values too large for the target: refuse, give their tensor its source dtype, FP32 or "
@@ -139,7 +162,8 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
                  help="How much of the output is read back and compared with a fresh cast."),
     click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores."),
     click.option("--dry-run", is_flag=True, help="Print the plan; read no tensor data, write nothing."),
-    click.option("--report", metavar="FILE", help="Write a JSON report, with every tensor's errors measured."),
+    click.option("--report", type=click.Path(), metavar="FILE",
+                 help="Write a JSON report, with every tensor's errors measured."),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     click.option("--durable", is_flag=True, help="Wait until the output is on the disk before it gets its name."),
     click.option("--force", is_flag=True, help="Replace an existing output."),
@@ -149,7 +173,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 
 
 @cli.command(cls=_Ordered)
-@click.argument("src", metavar="SRC")
+@click.argument("src", metavar="SRC", type=click.Path())
 @_conversion_options
 def convert(
     src: str,
@@ -171,16 +195,19 @@ def convert(
         policy = {"to": to, "preset": preset, "norms": norms, "mixed": mixed, "rule": _rules()}
         if dry_run:
             made = run_plan(src, **policy)
-            click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
+            if as_json or not quiet:
+                click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
             return
         try:
             with _progress(quiet=quiet) as progress:
                 report = run_convert(src, progress=progress, **policy, **options)
         except PrecconvError as e:
             if as_json and e.report is not None:
-                click.echo(e.report.to_json())
+                with _unread():
+                    click.echo(e.report.to_json())
             raise
-        _print_report(report, as_json=as_json, quiet=quiet, verbose=verbose)
+        with _unread():
+            _print_report(report, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def _print_report(report: Report, *, as_json: bool, quiet: bool, verbose: bool) -> None:
@@ -211,7 +238,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 
 
 @cli.command()
-@click.argument("src", metavar="SRC")
+@click.argument("src", metavar="SRC", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the totals only, not the tensors.")
 @click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes.")
@@ -224,9 +251,7 @@ def inspect(src: str, *, as_json: bool, quiet: bool, to: str | None, verbose: bo
             click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
             return
         found = run_inspect(src)
-        click.echo(
-            json.dumps(found.to_dict(), ensure_ascii=False) if as_json else text.inspection(found, tensors=not quiet)
-        )
+        click.echo(json.dumps(found.to_dict()) if as_json else text.inspection(found, tensors=not quiet))
 
 
 @cli.command()

@@ -173,7 +173,7 @@ def output_path(reader: Reader, to: DType, output: StrPath | None, *, force: boo
     if not final.parent.is_dir():
         raise OutputError("there is no such directory", path=final.parent, hint="make it first")
     if same_file(source, final):
-        raise OutputError("is the input itself: the source is never overwritten", path=final, hint="give another name with -o")
+        raise OutputError("is the input itself", path=final, hint="give another name with -o")
     if final.is_dir() or (os.path.lexists(final) and not force):
         raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
     return final, fmt

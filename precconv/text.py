@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .errors import PrecconvError
 from .inspection import Inspection
 from .plan import Item, Plan
 from .presets import Preset
 from .report import Report
 
-__all__ = ["inspection", "plan", "report", "size", "warnings"]
+__all__ = ["failure", "inspection", "plan", "report", "size", "warnings"]
 
 
 def size(nbytes: int) -> str:
@@ -26,8 +27,19 @@ def count(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """As a terminal may show it: what would move its cursor, colour it or reorder its line is spelled out.
+
+    Names, metadata and paths are the file's words, and a file may come from anybody.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def table(rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
-    """Rows as aligned lines; ``right`` has an ``r`` for each column that is a number."""
+    """Rows as aligned, printable lines; ``right`` has an ``r`` for each column that is a number."""
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -48,15 +60,15 @@ def inspection(found: Inspection, *, tensors: bool) -> str:
     elements = sum(t.numel for t in found)
     lines = [
         (
-            f"{found.path}: {found.format}, {count(len(found), 'tensor')}, "
+            f"{printable(found.path)}: {found.format}, {count(len(found), 'tensor')}, "
             f"{count(elements, 'element')}, {size(found.file_bytes)}"
         )
     ]
     rows = [[f"  {t.dtype}", f"{t.tensors:,}", f"{t.elements:,}", size(t.nbytes)] for t in found.totals()]
     if rows:
         lines += table([["  dtype", "tensors", "elements", "size"], *rows], right=" rrr")
-    lines += [f"note: {note}" for note in found.notes]
-    lines += [f"metadata {key}: {_short(value)}" for key, value in found.metadata.items()]
+    lines += [f"note: {printable(note)}" for note in found.notes]
+    lines += [f"metadata {printable(key)}: {_short(value)}" for key, value in found.metadata.items()]
     if tensors and len(found):
         rows = [[t.name, t.dtype.name, shape(t.shape), size(t.nbytes)] for t in found]
         lines += ["", *table([["tensor", "dtype", "shape", "size"], *rows], right="   r")]
@@ -75,7 +87,7 @@ def plan(made: Plan, *, verbose: bool) -> str:
     ]
     if verbose:
         lines += ["", *_tensors(made.items)]
-    lines += [f"warning: {warning}" for warning in made.warnings]
+    lines += [f"warning: {printable(warning)}" for warning in made.warnings]
     return "\n".join(lines)
 
 
@@ -88,8 +100,8 @@ def _groups(made: Plan) -> list[str]:
     if made.dropped:
         names = ", ".join(i.src.name for i in made.dropped[:5])
         more = f" and {len(made.dropped) - 5:,} more" if len(made.dropped) > 5 else ""
-        lines.append(f"  {count(len(made.dropped), 'tensor')} dropped: {names}{more}")
-    return lines + [f"note: {note}" for note in made.notes]
+        lines.append(f"  {count(len(made.dropped), 'tensor')} dropped: {printable(names)}{more}")
+    return lines + [f"note: {printable(note)}" for note in made.notes]
 
 
 def presets(tables: Sequence[Preset]) -> str:
@@ -121,7 +133,7 @@ def report(done: Report, *, verbose: bool) -> str:
     checked = f"verified {size(done.verified_bytes)}" if done.verified_bytes else "not verified"
     lines = [
         (
-            f"{done.output}: {count(len(done.plan.items), 'tensor')}, {size(done.source_bytes)} -> "
+            f"{printable(str(done.output))}: {count(len(done.plan.items), 'tensor')}, {size(done.source_bytes)} -> "
             f"{size(done.output_bytes)} in {done.seconds:.2f} s, {checked}"
         ),
         *_groups(done.plan),
@@ -134,6 +146,14 @@ def report(done: Report, *, verbose: bool) -> str:
 def warnings(done: Report) -> Iterator[str]:
     """One sentence a warning, with where it holds."""
     for advice in done.plan.warnings:
-        yield f"{done.source}: {advice}"
+        yield printable(f"{done.source}: {advice}")
     for finding in done.warnings:
-        yield f"{done.source}: tensor {finding.tensor!r}: {finding.text}"
+        yield printable(f"{done.source}: tensor {finding.tensor!r}: {finding.text}")
+
+
+def failure(error: PrecconvError) -> Iterator[str]:
+    """What went wrong, a line for each tensor where it is about several; then what to do."""
+    lines = f"error: {error}".split("\n")
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    yield from map(printable, lines)
