@@ -7,13 +7,15 @@ The rules are the format's description and its reference implementation, ``safet
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import le, mul
+from operator import le
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, NoReturn
 
 from ..bulk import collector_paused
@@ -25,6 +27,12 @@ from . import Format, Layout
 
 MAX_HEADER = 100_000_000  #: bytes; the reference implementation refuses more
 _MAX_USIZE = (1 << 64) - 1
+_MAX_DEPTH = 127  #: of arrays and objects in each other; serde_json, which the reference reads with, refuses more
+_WHITESPACE = b" \t\n\r"
+_REPR = Repr()
+_REPR.maxstring, _REPR.maxlist = 200, 8
+#: Shows what a header holds in a message, however large, deep or strange it is.
+_show = _REPR.repr
 
 
 class _HeaderError(ValueError):
@@ -46,12 +54,19 @@ class SafetensorsReader:
 
 
 def sniff(head: bytes) -> bool:
-    return len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= MAX_HEADER
+    """A plausible length, then the start of an object; or the start of one that can only be a header."""
+    if len(head) < 9:
+        return False
+    plausible = struct.unpack("<Q", head[:8])[0] <= MAX_HEADER
+    return head[8:10] in (b'{"', b"{}") or (plausible and head[8:9] in b"{" + _WHITESPACE)
 
 
 def open_file(file: InputFile) -> SafetensorsReader:
     """Read and validate the header; raises CorruptCheckpointError naming the broken rule."""
     (length,) = struct.unpack("<Q", file.read(0, 8))
+    if length > MAX_HEADER:
+        why = f"its header claims {length} bytes, the format allows {MAX_HEADER}"
+        raise CorruptCheckpointError(why, path=file.path)
     if 8 + length > file.size:
         _truncated(file, f"its header alone is {length} bytes, the file has {file.size}")
     raw = file.read(8, length)
@@ -81,16 +96,23 @@ def parse(raw: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as e:
         raise _HeaderError(f"the header is not UTF-8 (byte {8 + e.start})") from None
     try:
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        header = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_int if "-0" in text else None,
+        )
+        if "\\ud" in text.lower():  # JSON can spell halves of characters that UTF-8 cannot
+            _no_surrogates(header)
     except RecursionError:
         raise _HeaderError("the header nests too deeply") from None
     except _HeaderError:
         raise
-    except ValueError as e:
+    except json.JSONDecodeError as e:
         raise _HeaderError(f"the header is not valid JSON ({e})") from None
+    except ValueError:  # more digits than Python turns into an integer
+        raise _HeaderError("the header holds a number that is out of range") from None
     assert isinstance(header, dict)
-    if "\\ud" in text.lower():  # JSON can spell halves of characters that UTF-8 cannot
-        _no_surrogates(header)
     return header
 
 
@@ -99,8 +121,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         name = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        raise _HeaderError(f"the name {name!r} stands twice in the header")
+        raise _HeaderError(f"the name {_show(name)} stands twice in the header")
     return found
+
+
+def _int(text: str) -> int | float:
+    """JSON's ``-0`` is a float to the reference implementation, and so no size and no offset."""
+    return -0.0 if text == "-0" else int(text)
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -124,7 +151,10 @@ def validate(header: dict[str, Any], *, base: int) -> tuple[dict[str, str], list
     for name, entry in header.items():
         infos.append(_entry(name, entry, base))
         if len(entry) != 3:
-            extra.update(entry.keys() - {"dtype", "shape", "data_offsets"})
+            unknown = entry.keys() - {"dtype", "shape", "data_offsets"}
+            for key in unknown:
+                _only_readable(entry[key], depth=2)
+            extra |= unknown
     infos.sort(key=lambda t: (t.offset, t.nbytes))
     at = base
     for t in infos:
@@ -132,10 +162,27 @@ def validate(header: dict[str, Any], *, base: int) -> tuple[dict[str, str], list
             what = (
                 "overlaps the tensor before it" if t.offset < at else f"leaves {t.offset - at} bytes unused before it"
             )
-            raise _HeaderError(f"tensor {t.name!r} {what}")
+            raise _HeaderError(f"tensor {_show(t.name)} {what}")
         at += t.nbytes
-    notes = [f"unknown keys in its header are not carried over: {', '.join(sorted(extra))}"] if extra else []
+    keys = ", ".join(map(_show, sorted(extra)[:5])) + (" …" if len(extra) > 5 else "")
+    notes = [f"unknown keys in its header are not carried over: {keys}"] if extra else []
     return metadata, infos, notes
+
+
+def _only_readable(value: object, *, depth: int) -> None:
+    """Refuse in an unknown key what makes the reference implementation refuse the file: depth and huge numbers."""
+    if isinstance(value, list | dict):
+        if depth == _MAX_DEPTH:
+            raise _HeaderError("the header nests too deeply")
+        for v in value.values() if isinstance(value, dict) else value:
+            _only_readable(v, depth=depth + 1)
+    elif isinstance(value, int | float):
+        try:
+            fits = math.isfinite(value)  # an integer's value as a float
+        except OverflowError:
+            fits = False
+        if not fits:
+            raise _HeaderError("the header holds a number that is out of range")
 
 
 def _metadata(found: object) -> dict[str, str]:
@@ -145,32 +192,46 @@ def _metadata(found: object) -> dict[str, str]:
         raise _HeaderError("__metadata__ is not an object")
     for key, value in found.items():
         if not isinstance(value, str):
-            raise _HeaderError(f"__metadata__ {key!r} is not a string")
+            raise _HeaderError(f"__metadata__ {_show(key)} is not a string")
     return found
 
 
 def _entry(name: str, entry: object, base: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise _HeaderError(f"the entry of tensor {name!r} is not an object")
+        raise _HeaderError(f"the entry of tensor {_show(name)} is not an object")
     try:
         code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as e:
-        raise _HeaderError(f"tensor {name!r} has no {e.args[0]}") from None
+        raise _HeaderError(f"tensor {_show(name)} has no {e.args[0]}") from None
     dtype = by_code(code) if isinstance(code, str) else None
     if dtype is None:
-        raise _HeaderError(f"tensor {name!r} has the unknown dtype {code!r:.40}")
+        raise _HeaderError(f"tensor {_show(name)} has the unknown dtype {_show(code)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_usize, offsets)):
-        raise _HeaderError(f"tensor {name!r} has bad data_offsets {offsets!r:.60}")
+        raise _HeaderError(f"tensor {_show(name)} has bad data_offsets {_show(offsets)}")
     if not isinstance(shape, list) or not all(map(_is_usize, shape)):
-        raise _HeaderError(f"tensor {name!r} has a bad shape {shape!r:.60}")
-    bits = prod(shape) * dtype.bits
-    if bits > _MAX_USIZE or (bits == 0 and max(accumulate(shape, mul), default=1) > _MAX_USIZE):
-        raise _HeaderError(f"tensor {name!r} has a shape whose size overflows ({shape!r:.60})")
+        raise _HeaderError(f"tensor {_show(name)} has a bad shape {_show(shape)}")
+    bits = _bits(shape, dtype)
+    if bits is None:
+        raise _HeaderError(f"tensor {_show(name)} has a shape whose size overflows ({_show(shape)})")
     start, end = offsets
     if (end - start) * 8 != bits:
         size = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
-        raise _HeaderError(f"tensor {name!r}: {dtype.code} {shape!r:.60} takes {size}, its offsets span {end - start}")
+        what = f"{dtype.code} {_show(shape)} takes {size}, its offsets span {end - start}"
+        raise _HeaderError(f"tensor {_show(name)}: {what}")
     return TensorInfo(name, dtype, tuple(shape), base + start, end - start)
+
+
+def _bits(shape: list[int], dtype: DType) -> int | None:
+    """Size of a tensor's data; None where the reference's 64-bit arithmetic overflows, before a zero or after it.
+
+    Stops there: the exact product of a hostile shape takes hours.
+    """
+    bits = 1
+    for factor in (*shape, dtype.bits):
+        bits *= factor
+        if bits > _MAX_USIZE:
+            return None
+    return bits
 
 
 def _is_usize(value: object) -> bool:
