@@ -79,8 +79,9 @@ def _rules() -> list[Rule]:
 def _reported() -> Iterator[None]:
     """Deliberate failures as one sentence, a hint and their exit code; signals as an interruption."""
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _interrupt)
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup has the right to stay
+            signal.signal(number, _interrupt)
     try:
         yield
     except PrecconvError as e:
