@@ -16,7 +16,7 @@ from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, ov
 from .configs import config_beside
 from .dtypes import CASTABLE, DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
-from .fileio import PartFile, free_bytes, part_file, same_file
+from .fileio import PartFile, free_bytes, is_directory, is_taken, part_file, same_file
 from .formats import Format, Layout, Reader, format_for_suffix, formats, open_checkpoint
 from .plan import Plan, make_plan
 from .report import Report, check_report_path
@@ -162,7 +162,7 @@ def output_path(reader: Reader, to: DType, output: StrPath | None, *, force: boo
     source = reader.file.path
     name = default_name(source, reader.format, to)
     final = source.with_name(name) if output is None else Path(output)
-    if final.is_dir():
+    if is_directory(final):
         final = final / name
     elif output is not None and os.fspath(output).endswith(("/", os.sep)):
         raise OutputError("there is no such directory", path=os.fspath(output), hint="make it first")
@@ -170,11 +170,15 @@ def output_path(reader: Reader, to: DType, output: StrPath | None, *, force: boo
     if fmt is None:
         known = ", ".join(s for f in formats() for s in f.suffixes)
         raise UsageError(f"the name {final.name!r} does not say a format", path=final, hint=f"end it in one of {known}")
-    if not final.parent.is_dir():
+    if not is_directory(final.parent):
         raise OutputError("there is no such directory", path=final.parent, hint="make it first")
     if same_file(source, final):
         raise OutputError("is the input itself", path=final, hint="give another name with -o")
-    if final.is_dir() or (os.path.lexists(final) and not force):
+    if not is_taken(final):
+        return final, fmt
+    if not (final.is_file() or final.is_symlink()):
+        raise OutputError("is not a regular file", path=final, hint="give another name with -o")
+    if not force:
         raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
     return final, fmt
 
@@ -216,7 +220,7 @@ class _Result:
 
 
 def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Callable[[_Result], Report]) -> Report:
-    layout = _layout(job, made)
+    layout = _layout(job, made, held=0)
     shown = Progress(made.source_bytes, progress)
     with part_file(job.final) as part:
         stats = _write(job, made, layout, part, range(len(made.items)), shown)
@@ -231,6 +235,7 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
         try:
             verified = _verify(job, result, part, shown)
         except VerificationError as e:
+            job.reader.file.require_unchanged()  # a source that changed is no damage to the output
             e.report = summary(result)
             raise
         job.reader.file.require_unchanged()
@@ -240,15 +245,16 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
     return done
 
 
-def _layout(job: _Job, made: Plan) -> Layout:
+def _layout(job: _Job, made: Plan, *, held: int) -> Layout:
+    """The plan's layout; raises OutputError when the disk has no room for it beside ``held`` bytes already reserved."""
     metadata = {**made.metadata}
     if job.fmt.name == "safetensors":
         metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
     with collector_paused():
         layout = job.fmt.layout([i.src for i in made.items], [i.to for i in made.items], metadata)
     free = free_bytes(job.final.parent)
-    if layout.size > free:
-        raise OutputError(f"needs {layout.size} bytes, the disk has {free} free", path=job.final)
+    if layout.size - held > free:
+        raise OutputError(f"needs {layout.size - held} bytes, the disk has {free} free", path=job.final)
     return layout
 
 
@@ -310,7 +316,7 @@ def _settle(
     if not changes:
         return made, layout, stats, findings
     amended = made.amended(changes)
-    moved = _layout(job, amended)
+    moved = _layout(job, amended, held=layout.size)
     again = [k for k in range(len(made.items)) if k in changes or moved.offsets[k] != layout.offsets[k]]
     progress.total += sum(made.items[k].src.nbytes for k in again)
     unchanged = {k: s for k, s in stats.items() if k not in set(again)}

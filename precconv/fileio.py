@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,9 @@ except ImportError:  # Windows: an open file cannot be removed there, which is t
 __all__ = ["InputFile", "PartFile", "free_bytes", "part_file"]
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
-#: Ends the name of every unfinished output: ``.NAME.xxxxxxxx.precconv-part``.
+#: Opening a pipe waits for its other end without it.
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+#: Ends the name of every unfinished output: ``.NAME.xxxxxxxx.precconv-part``, a long NAME cut.
 PART_SUFFIX = ".precconv-part"
 
 
@@ -83,16 +86,19 @@ def reason(error: OSError) -> str:
 class InputFile:
     """A source, open for positional reads; close it, or use it as a context manager.
 
-    Raises InputError when it cannot be opened or read, SourceChangedError when it turns out shorter than it
-    was when opened.
+    Raises InputError when it is no regular file or cannot be opened or read, SourceChangedError when it turns out
+    shorter than it was when opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            fd = os.open(self.path, os.O_RDONLY | _BINARY)
+            fd = os.open(self.path, os.O_RDONLY | _BINARY | _NONBLOCK)
         except OSError as e:
             raise InputError(reason(e), path=path) from e
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InputError("is not a regular file", path=path, hint="copy what it holds to a file first")
         self._file = _Positional(fd)
         self._stat = os.fstat(fd)
         self.size: int = self._stat.st_size  #: bytes, when opened
@@ -173,20 +179,23 @@ class PartFile:
         """Wait until the bytes are on the disk."""
         with _writing(self.final):
             if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
-                fcntl.fcntl(self._file.fd, fcntl.F_FULLFSYNC)
-            else:
-                os.fsync(self._file.fd)
+                with contextlib.suppress(OSError):  # network drives don't know it
+                    fcntl.fcntl(self._file.fd, fcntl.F_FULLFSYNC)
+                    return
+            os.fsync(self._file.fd)
 
     def publish(self, *, replace: bool, durable: bool) -> None:
         """Give the file its final name, in one step; without ``replace`` never over an existing file."""
         if durable:
             self.sync()
-        self.close()
+        if fcntl is None:  # where an open file cannot be renamed; elsewhere the lock is held to the end
+            self.close()
         with _writing(self.final):
             try:
                 _rename(self.path, self.final, replace=replace)
             except FileExistsError as e:
                 raise OutputError("exists", path=self.final, hint="replace it with --force") from e
+            self.close()
             if durable:
                 _sync_directory(self.final.parent)
 
@@ -203,8 +212,8 @@ def part_file(final: Path) -> Iterator[PartFile]:
 
     Files of this kind that a killed process left in the directory are removed first.
     """
-    remove_stale_parts(final.parent)
     with _writing(final):
+        remove_stale_parts(final.parent)
         part = _create(final)
     try:
         yield part
@@ -223,7 +232,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _create(final: Path) -> PartFile:
     while True:
-        path = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
+        path = final.with_name(f".{final.name[:50]}.{secrets.token_hex(4)}{PART_SUFFIX}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         if _lock(fd) and _is_file_at(fd, path):
             return PartFile(path, final, fd)
@@ -251,24 +260,28 @@ def _is_file_at(fd: int, path: Path) -> bool:
 def remove_stale_parts(directory: Path) -> list[Path]:
     """Remove unfinished outputs that no running process holds; what was removed is returned."""
     removed = []
-    for path in directory.glob(f".*{PART_SUFFIX}"):
+    for path in directory.glob(f".*.{'[0-9a-f]' * 8}{PART_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if path.is_symlink() or not path.is_file():
-                continue
-            fd = os.open(path, os.O_RDWR | _BINARY)
-            try:
-                stale = _lock_is_free(fd)
-            finally:
-                os.close(fd)
-            if stale:
-                path.unlink()
+            if path.is_file() and not path.is_symlink() and _remove_stale(path):
                 removed.append(path)
     return removed
 
 
-def _lock_is_free(fd: int) -> bool:
+def _remove_stale(path: Path) -> bool:
     if fcntl is None:
-        return True  # unlink refuses an open file
+        path.unlink()  # Windows refuses while a process has it open
+        return True
+    fd = os.open(path, os.O_RDWR | _BINARY)
+    try:
+        stale = _lock_is_free(fd)
+        if stale:  # removed under the lock, so that a run which has just made it cannot take it for its own
+            path.unlink()
+        return stale
+    finally:
+        os.close(fd)
+
+
+def _lock_is_free(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -279,19 +292,20 @@ def _lock_is_free(fd: int) -> bool:
 def _rename(path: Path, final: Path, *, replace: bool) -> None:
     if replace:
         path.replace(final)
-    elif hasattr(os, "link") and os.name != "nt":
+        return
+    if hasattr(os, "link") and os.name != "nt":
         try:
-            os.link(path, final, follow_symlinks=False)  # unlike rename, fails when the name is taken
+            os.link(path, final)  # unlike rename, fails when the name is taken
         except FileExistsError:
             raise
-        except OSError:  # no hard links here
-            if os.path.lexists(final):
-                raise FileExistsError(final) from None
-            path.replace(final)
+        except OSError:
+            pass  # no hard links here
         else:
             path.unlink()
-    else:
-        path.rename(final)
+            return
+    if os.path.lexists(final):
+        raise FileExistsError(final)
+    path.rename(final)  # only Windows still refuses when the name has been taken since
 
 
 def _sync_directory(path: Path) -> None:
@@ -309,14 +323,25 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """Like ``Path.is_dir``, which raises before Python 3.14 where a name is too long or may not be looked up."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a name is in use, if only by a dangling link; raises OutputError for one that cannot be used."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise OutputError(f"cannot be written: {reason(e)}", path=path) from e
+    return True
+
+
 def same_file(a: Path, b: Path) -> bool:
     """Whether both names lead to one file, through any links; False when either does not exist."""
     try:
         return a.samefile(b)
     except OSError:
         return False
-
-
-def is_disk_full(error: BaseException) -> bool:
-    cause: Any = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -15,7 +15,7 @@ from typing import Any
 from ._version import __version__
 from .checks import Finding
 from .errors import OutputError
-from .fileio import part_file, same_file
+from .fileio import is_directory, part_file, same_file
 from .plan import Item, Plan
 from .stats import Stats
 
@@ -135,9 +135,9 @@ class Report:
 
 def check_report_path(path: Path, others: Sequence[Path]) -> None:
     """Refuse a report that could not be written after a long run, or would replace a checkpoint."""
-    if not path.parent.is_dir():
+    if not is_directory(path.parent):
         raise OutputError("there is no such directory", path=path.parent, hint="make it first")
-    if path.is_dir() or any(_same_place(path, o) for o in others):
+    if is_directory(path) or any(_same_place(path, o) for o in others):
         raise OutputError("the report cannot go there", path=path, hint="give --report another name")
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..dtypes import DType
 from ..errors import InputError, UnknownFormatError
-from ..fileio import InputFile
+from ..fileio import InputFile, is_directory
 from ..tensors import TensorInfo
 
 __all__ = ["Format", "Layout", "Reader", "detect", "format_for_suffix", "formats", "open_checkpoint"]
@@ -91,7 +91,7 @@ def detect(file: InputFile) -> Format:
 def open_checkpoint(path: str | os.PathLike[str]) -> Reader:
     """Open a checkpoint and read its header, not its data.  Close ``.file`` when done."""
     path = Path(path)
-    if path.is_dir():
+    if is_directory(path):
         raise InputError("is a directory, not a checkpoint file", path=path, hint="name a file in it")
     file = InputFile(path)
     try:
