@@ -275,7 +275,7 @@ def is_library_order(tensors: Sequence[TensorInfo]) -> bool:
 
 def _is_aligned(sizes: Sequence[int], dtypes: Sequence[DType]) -> bool:
     starts = accumulate(sizes, initial=0)
-    return all(start * 8 % d.bits == 0 for start, d in zip(starts, dtypes, strict=False))
+    return all(start % max(1, d.bits // 8) == 0 for start, d in zip(starts, dtypes, strict=False))
 
 
 def library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
