@@ -162,7 +162,7 @@ def output_path(reader: Reader, to: DType, output: StrPath | None, *, force: boo
     source = reader.file.path
     name = default_name(source, reader.format, to)
     final = source.with_name(name) if output is None else Path(output)
-    if is_directory(final):
+    if output is not None and is_directory(final):
         final = final / name
     elif output is not None and os.fspath(output).endswith(("/", os.sep)):
         raise OutputError("there is no such directory", path=os.fspath(output), hint="make it first")
