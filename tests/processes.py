@@ -17,20 +17,24 @@ HANG = 120.0
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only: limits, signals, pipes or links")
 
-_LIMITED = """
-import resource, runpy, sys
+_PREPARED = """
+import runpy, signal, sys
 for limit in sys.argv[1].split():
+    import resource
     name, _, value = limit.partition("=")
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (int(value), int(value)))
-sys.argv = ["precconv", *sys.argv[2:]]
+for name in sys.argv[2].split():
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+if "SIGINT" not in sys.argv[2]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+sys.argv = ["precconv", *sys.argv[3:]]
 runpy.run_module("precconv", run_name="__main__", alter_sys=True)
 """
 
 
-def command(args: Sequence[str | Path], limits: str = "") -> list[str]:
-    """``python -m precconv``, with ``limits`` (``FSIZE=1000 CPU=60``) set in the process itself."""
-    given = [os.fspath(a) for a in args]
-    return [sys.executable, *(["-c", _LIMITED, limits] if limits else ["-m", "precconv"]), *given]
+def command(args: Sequence[str | Path], limits: str = "", ignored: str = "") -> list[str]:
+    """``python -m precconv``, with ``limits`` (``FSIZE=1000 CPU=60``) and ignored signals set in the process itself."""
+    return [sys.executable, "-c", _PREPARED, limits, ignored, *(os.fspath(a) for a in args)]
 
 
 def environment() -> dict[str, str]:
@@ -52,9 +56,10 @@ def run(*args: str | Path, cwd: Path, limits: str = "") -> subprocess.CompletedP
     )
 
 
-def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
+def start(*args: str | Path, cwd: Path, ignored: str = "") -> subprocess.Popen[str]:
+    """Run beside the test, which must see to the end of it."""
     return subprocess.Popen(
-        command(args),
+        command(args, ignored=ignored),
         cwd=cwd,
         env=environment(),
         stdout=subprocess.PIPE,
