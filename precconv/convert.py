@@ -335,7 +335,7 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
         return 0
     items, offsets = result.plan.items, result.layout.offsets
     with collector_paused():
-        verify_header(part, job.fmt, items, offsets)
+        verify_header(part, job.fmt, items, result.layout)
         runs = make_runs(items, offsets, range(len(items)))
     chunks = list(all_chunks(runs) if job.verify == "full" else sample_chunks(runs, lambda k: items[k].src.name))
     progress.total += sum(chunk.src_bytes for chunk in chunks)

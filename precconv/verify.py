@@ -8,7 +8,7 @@ from typing import Literal
 
 from .errors import VerificationError
 from .fileio import InputFile, PartFile
-from .formats import Format
+from .formats import Format, Layout
 from .plan import Item
 from .runs import CHUNK_BYTES, Chunk, Progress, Run, for_each
 
@@ -43,12 +43,16 @@ def _windows(run: Run, names: Callable[[int], str]) -> Iterator[tuple[int, int]]
             yield end - width, end
 
 
-def verify_header(part: PartFile, fmt: Format, items: Sequence[Item], offsets: Sequence[int]) -> None:
-    """The format's library finds the planned names, dtypes, shapes and order; else VerificationError.
+def verify_header(part: PartFile, fmt: Format, items: Sequence[Item], layout: Layout) -> None:
+    """The format's library finds the planned names, dtypes, shapes and order, and the header is the planned one.
 
+    Raises VerificationError otherwise.  The header's own bytes are compared for what the library does not show.
     Tensors without elements have no place in the order: they share theirs with whatever follows.
     """
-    found = fmt.library_view(part.path)
+    try:
+        found = fmt.library_view(part.path)
+    except VerificationError as e:
+        raise VerificationError(e.message, path=part.final) from e  # the temporary name means nothing to anyone
     for src, to, _ in items:
         got = found.get(src.name)
         if got != (to.code, src.shape):
@@ -58,10 +62,14 @@ def verify_header(part: PartFile, fmt: Format, items: Sequence[Item], offsets: S
                 path=part.final,
                 tensor=src.name,
             )
-    order = sorted((offset, i.src.name) for offset, i in zip(offsets, items, strict=True) if i.nbytes)
+    order = sorted((offset, i.src.name) for offset, i in zip(layout.offsets, items, strict=True) if i.nbytes)
     names = [name for _, name in order]
     if len(found) != len(items) or [n for n, (_, shape) in found.items() if 0 not in shape] != names:
         raise VerificationError("its tensors are not those planned, in the planned order", path=part.final)
+    header = bytearray(len(layout.header))
+    part.read_into(memoryview(header), 0)
+    if header != layout.header:
+        raise VerificationError("its header on disk is not the planned one", path=part.final)
 
 
 def verify_values(

@@ -289,7 +289,7 @@ def library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 part = f.get_slice(name)
                 view[name] = (part.get_dtype(), tuple(part.get_shape()))
             return view
-    except SafetensorError as e:
+    except (SafetensorError, OSError) as e:
         raise VerificationError(f"the safetensors library refuses the output: {e}", path=path) from e
 
 
