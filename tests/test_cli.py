@@ -124,8 +124,8 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         return run_convert(source, **options)
 
     monkeypatch.setattr(cli, "run_convert", spy)
-    args = "model.safetensors --to half -o out.safetensors --norms cast --on-overflow clamp --on-nonfinite error"
-    more = "--max-underflow 0.5 --verify full --workers 1 --report r.json --durable --force --keep ids"
+    args = "model.safetensors --to half -o out.safetensors --preset t5 --norms cast --mixed cast"
+    more = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full --workers 1 --report r.json --durable --force --keep ids"
     assert run(*args.split(), *more.split()).exit_code == 0
     rules = seen.pop("rule")
     assert [(r.match, r.to) for r in rules] == [("ids", "keep")]
@@ -133,7 +133,9 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "source": "model.safetensors",
         "to": "half",
         "output": "out.safetensors",
+        "preset": "t5",
         "norms": "cast",
+        "mixed": "cast",
         "on_overflow": "clamp",
         "on_nonfinite": "error",
         "max_underflow": 0.5,

@@ -167,7 +167,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_sees_the_same(
     outputs, counts = [], []
     for workers in (1, 2, 7):
         output = tmp_path / f"{workers}.safetensors"
-        done = convert(awkward, to="fp16", output=output, on_overflow=policy, rule=rules, workers=workers)
+        done = convert(awkward, to="fp16", output=output, on_overflow=policy, rule=rules, norms="cast", workers=workers)
         outputs.append(output.read_bytes())
         counts.append(([t.to_dict() for t in done.tensors], done.findings))
     assert outputs[0] == outputs[1] == outputs[2]
@@ -385,7 +385,7 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
     assert data == json.loads(done.to_json()) == json.loads(json.dumps(done.to_dict()))
     assert data.keys() == {
         "schema", "tool", "source", "output", "ok", "options", "source_bytes", "output_bytes", "verified_bytes",
-        "seconds", "totals", "to", "metadata", "notes", "groups", "dropped", "findings", "tensors",
+        "seconds", "totals", "to", "metadata", "notes", "warnings", "groups", "dropped", "findings", "tensors",
     }  # fmt: skip
     assert data["schema"] == SCHEMA == 1
     assert data["tool"].startswith("precconv ")
@@ -394,7 +394,9 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
     assert data["source_bytes"] == os.path.getsize(source)
     assert data["options"] == {
         "to": "fp16",
+        "preset": "auto",
         "norms": "fp32",
+        "mixed": "keep",
         "rules": [{"match": "d", "to": "drop"}],
         "on_overflow": "error",
         "on_nonfinite": "warn",

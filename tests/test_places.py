@@ -62,7 +62,7 @@ def test_an_output_that_is_the_source_is_refused_by_whatever_name_and_the_source
         for given in (source, Path(name)):
             if given != source and not given.exists():
                 continue
-            with pytest.raises(precconv.OutputError, match="is the source itself"):
+            with pytest.raises(precconv.OutputError, match="is the input itself"):
                 precconv.convert(given, to="bf16", output=name, force=force)
             assert tree(source.parent) == before, how
 
@@ -73,13 +73,13 @@ def test_the_command_refuses_to_write_over_its_source_with_exit_code_1(source: P
     before = tree(source.parent)
     for name in ("m.safetensors", "link.safetensors"):
         done = run(source, "--to", "bf16", "-o", name, "--force", cwd=source.parent)
-        assert_refused(done, 1, "is the source itself")
+        assert_refused(done, 1, "is the input itself")
     assert tree(source.parent) == before
 
 
 def test_a_default_name_that_is_the_sources_own_is_refused(source: Path) -> None:
     own = source.rename(source.with_name("m.bf16.safetensors"))
-    with pytest.raises(precconv.OutputError, match="is the source itself"):
+    with pytest.raises(precconv.OutputError, match="is the input itself"):
         precconv.convert(own, to="bf16", force=True)
     assert own.read_bytes() == LLAMA.read_bytes()
 

@@ -32,7 +32,7 @@ def info(
 
 
 def decided(t: TensorInfo, to: DType, *rules: Rule, norms: Any = "fp32", facts: Facts = Facts()) -> tuple[str, str]:  # noqa: B008
-    got, why = decide(t, Policy(to, rules, norms), facts)
+    got, why = decide(t, Policy(to, rules, norms=norms), facts)
     return str(got), why
 
 
@@ -179,7 +179,7 @@ def test_dropped_tensors_leave_the_plan_and_are_listed() -> None:
 
 def test_a_rule_comes_before_everything_else_that_decides() -> None:
     norm, scalar = info("norm.weight", shape=(8,)), info("scale", shape=())
-    facts = Facts(frozenset({"norm.weight"}))
+    facts = Facts(norms=frozenset({"norm.weight"}))
     rule = Rule.parse("*=fp16")
     assert decided(norm, BF16, rule, facts=facts) == ("fp16", "rule *")
     assert decided(scalar, BF16, rule) == ("fp16", "rule *")
@@ -203,7 +203,7 @@ def test_no_rule_casts_what_is_not_castable(d: DType) -> None:
 @pytest.mark.parametrize("to", TARGETS, ids=str)
 def test_a_tensor_that_has_the_target_already_is_left_alone(to: DType) -> None:
     assert decided(info(of=to), to) == (to.name, f"already {to}")
-    assert decided(info("n.weight", of=to, shape=(8,)), to, facts=Facts(frozenset({"n.weight"}))) == (
+    assert decided(info("n.weight", of=to, shape=(8,)), to, facts=Facts(norms=frozenset({"n.weight"}))) == (
         to.name,
         f"already {to}",
     )
@@ -248,7 +248,7 @@ def test_one_element_in_one_dimension_is_no_scalar() -> None:
 )
 def test_a_norm_becomes_fp32_and_never_narrower(src: str, to: str, want: str, why: str) -> None:
     t = info("ln.weight", of=src, shape=(8,))
-    assert decided(t, dtype(to), facts=Facts(frozenset({"ln.weight"}))) == (want, why)
+    assert decided(t, dtype(to), facts=Facts(norms=frozenset({"ln.weight"}))) == (want, why)
 
 
 def test_norms_are_cast_when_the_user_says_so() -> None:
@@ -270,7 +270,7 @@ rules = st.builds(
     st.sampled_from(["*", "norm.*", "*.weight", "re:bias$", "scale"]),
     st.sampled_from(["keep", "drop", *CASTABLE]),
 )
-facts = st.sampled_from([Facts(), Facts(frozenset({"norm.weight", "norm.bias"}))])
+facts = st.sampled_from([Facts(), Facts(norms=frozenset({"norm.weight", "norm.bias"}))])
 
 
 def holds_all(wide: DType, narrow: DType) -> bool:
@@ -296,7 +296,7 @@ def test_without_rules_a_norm_is_never_narrowed_below_fp32(t: TensorInfo, to: DT
 def test_what_is_not_castable_keeps_its_dtype_or_goes(
     t: TensorInfo, to: DType, given_rules: list[Rule], known: Facts, norms: Any
 ) -> None:
-    got, why = decide(t, Policy(to, tuple(given_rules), norms), known)
+    got, why = decide(t, Policy(to, tuple(given_rules), norms=norms), known)
     assert why
     if not t.dtype.is_castable:
         assert got is t.dtype or got is None
