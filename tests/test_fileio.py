@@ -98,6 +98,29 @@ def test_threads_that_read_and_write_one_file_do_not_disturb_each_other(tmp_path
     assert (tmp_path / "g").read_bytes() == data
 
 
+def test_without_positional_calls_a_seek_and_its_transfer_are_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away(monkeypatch, CALLS)
+    steps: list[tuple[str, bool]] = []
+    with part_file(tmp_path / "f") as part:
+
+        def watch(name: str) -> None:
+            call = getattr(os, name)
+
+            def watched(*args: object) -> object:
+                steps.append((name, part._file._lock.locked()))
+                return call(*args)
+
+            monkeypatch.setattr(os, name, watched)
+
+        for name in ("lseek", "read", "write"):
+            watch(name)
+        part.write(memoryview(b"abc"), 5)
+        part.read_into(memoryview(bytearray(3)), 5)
+    assert steps == [("lseek", True), ("write", True), ("lseek", True), ("read", True)]
+
+
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The small model in BF16, with everything this platform has."""
@@ -248,6 +271,7 @@ def test_a_part_file_is_hidden_beside_its_output_and_gone_after_any_exception(tm
     assert tree(tmp_path) == {}
 
 
+@posix
 def test_a_name_as_long_as_the_system_takes_can_be_written(tmp_path: Path) -> None:
     for stem in ("n" * 243, "é" * 121):
         out = tmp_path / f"{stem}.safetensors"
@@ -394,6 +418,8 @@ def test_a_file_system_without_hard_links_publishes_by_renaming(
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to the disk, in order: fsync of a file or directory, the rename."""
+    if fileio.fcntl is not None:
+        monkeypatch.delattr(fileio.fcntl, "F_FULLFSYNC", raising=False)
     seen: list[str] = []
     fsync, rename = os.fsync, fileio._rename
 

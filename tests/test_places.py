@@ -175,6 +175,7 @@ def test_an_output_in_a_directory_that_does_not_exist_is_refused(source: Path, o
 # The source is something else
 
 
+@posix
 @pytest.mark.parametrize(("name", "sentence"), [
     ("nowhere.safetensors", "nowhere.safetensors: no such file or directory"),
     ("folder", "folder: is a directory, not a checkpoint file"),
