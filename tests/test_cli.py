@@ -125,8 +125,9 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(cli, "run_convert", spy)
     args = "model.safetensors --to half -o out.safetensors --preset t5 --norms cast --mixed cast"
-    more = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full --workers 1 --report r.json --durable --force --keep ids"
-    assert run(*args.split(), *more.split()).exit_code == 0
+    checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full"
+    more = "--workers 1 --report r.json --durable --force --keep ids"
+    assert run(*args.split(), *checks.split(), *more.split()).exit_code == 0
     rules = seen.pop("rule")
     assert [(r.match, r.to) for r in rules] == [("ids", "keep")]
     assert seen == {
