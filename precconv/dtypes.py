@@ -13,9 +13,10 @@ from typing import Literal
 
 from .errors import UsageError
 
-__all__ = ["BF16", "CASTABLE", "DTYPES", "FP16", "FP32", "FP64", "DType", "by_code", "dtype"]
+__all__ = ["BF16", "CASTABLE", "DTYPES", "FP16", "FP32", "FP64", "TORCH_ONLY", "DType", "by_code", "dtype"]
 
-Kind = Literal["bool", "int", "uint", "float", "complex"]
+#: ``quantized`` are codes of a scale kept elsewhere, ``bits`` are opaque.
+Kind = Literal["bool", "int", "uint", "float", "complex", "quantized", "bits"]
 #: Which magnitude patterns are not numbers: ``ieee`` the whole top exponent (Inf, NaN), ``fn`` the one
 #: pattern of all ones, ``fnuz`` none (NaN is -0, the bias is one larger), ``finite`` none, ``e8m0`` a bare
 #: exponent without sign, zero or subnormals (OCP Microscaling Formats v1.0; ml_dtypes).
@@ -27,7 +28,7 @@ class DType:
     """One element type.  Equal to its own name, so ``info.dtype == "bf16"`` does what it says."""
 
     name: str  #: what a user types and what reports print
-    code: str  #: the safetensors header's spelling
+    code: str  #: the safetensors header's spelling; empty where the format has none
     bits: int  #: size of an element
     kind: Kind
     torch: str  #: attribute of ``torch``; may be missing in older releases
@@ -55,7 +56,10 @@ class DType:
 
     @cached_property
     def rank(self) -> int:
-        """Position in the table; the safetensors library writes higher ranks first."""
+        """Position in the table; the safetensors library writes higher ranks first.
+
+        Raises ValueError for the types that format has no code for.
+        """
         return DTYPES.index(self)
 
     @cached_property
@@ -153,8 +157,33 @@ DTYPES: tuple[DType, ...] = (
     _int("uint64", "U64", 64, "uint"),
 )
 
+
+def _torch_only(name: str, bits: int, kind: Kind, *aliases: str) -> DType:
+    return DType(name, "", bits, kind, name, aliases)
+
+
+#: What torch stores and the safetensors format has no code for: they pass through torch checkpoints bit for
+#: bit and can go nowhere else.  Without a rank; their bits are those torch keeps an element in.
+TORCH_ONLY: tuple[DType, ...] = (
+    _torch_only("complex32", 32, "complex", "chalf"),
+    _torch_only("bcomplex32", 32, "complex"),
+    _torch_only("complex128", 128, "complex", "cdouble"),
+    _torch_only("quint8", 8, "quantized"),
+    _torch_only("qint8", 8, "quantized"),
+    _torch_only("qint32", 32, "quantized"),
+    _torch_only("quint4x2", 8, "quantized"),
+    _torch_only("quint2x4", 8, "quantized"),
+    _torch_only("bits8", 8, "bits"),
+    _torch_only("bits16", 16, "bits"),
+    _torch_only("bits1x8", 8, "bits"),
+    _torch_only("bits2x4", 8, "bits"),
+    _torch_only("bits4x2", 8, "bits"),
+    *(_torch_only(f"{sign}int{bits}", 8, "bits") for sign in ("u", "") for bits in range(1, 8)),
+)
+
 _BY_CODE = {d.code: d for d in DTYPES}
 _BY_NAME = {n: d for d in DTYPES for n in (d.name, d.code.lower(), d.torch, *d.aliases)}
+_BY_NAME |= {n: d for d in TORCH_ONLY for n in (d.name, *d.aliases)}
 
 FP64, FP32, FP16, BF16 = (_BY_NAME[n] for n in ("fp64", "fp32", "fp16", "bf16"))
 #: The types whose values precconv converts; every other type passes through bit for bit.
