@@ -57,7 +57,7 @@ class OpStream:
             return
         left = self.size - self.tell()
         if count > left:
-            raise self.error(f"it ends early, {count} bytes are due and {max(left, 0)} are left")
+            raise self.error(f"truncated, {count} bytes are due and {max(left, 0)} are left")
         at = self.tell()
         fresh = self.fetch(at + have, min(left, max(count, _WINDOW)) - have)
         self.window = self.window[self.pos :] + fresh
@@ -114,7 +114,8 @@ class OpStream:
         while (end := self.window.find(b"\n", self.pos)) < 0:
             left = self.size - self.tell()
             if len(self.window) - self.pos >= min(left, _MAX_LINE):
-                raise self.error("a line of text has no end")
+                cut = "truncated, " if left < _MAX_LINE else ""
+                raise self.error(cut + "a line of text has no end")
             self.need(min(left, want))
             want *= 4
         line = self.window[self.pos : end]
