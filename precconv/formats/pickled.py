@@ -37,6 +37,7 @@ __all__ = [
     "Placeholder",
     "StorageRef",
     "children",
+    "class_of",
     "mapping",
     "sequence",
     "text",
@@ -261,6 +262,17 @@ def sequence(node: object) -> Sequence[object] | None:
         inner = node.args[0]
         return inner if isinstance(inner, list | tuple) else None
     return node.items or None
+
+
+def class_of(node: Placeholder) -> str:
+    """The class of an object, ``module.name``, also where copyreg made it."""
+    made = node.callable
+    if (
+        node.canonical in ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
+        and node.args
+    ):
+        made = node.args[0]
+    return str(made) if isinstance(made, Global) else "?"
 
 
 def text(node: object) -> str | None:
