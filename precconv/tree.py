@@ -17,6 +17,7 @@ __all__ = ["Tally", "Tensor", "Tree", "describe", "entries", "key_text"]
 Tensor = TensorRef | OpaqueTensor
 
 _MAX_TEXT = 40
+_NONE = (0, 0)
 _MANY = 1 << 62  #: shared containers can make sums grow exponentially
 
 
@@ -27,9 +28,6 @@ class Tally:
     count: int = 0
     nbytes: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(min(_MANY, self.count + other.count), min(_MANY, self.nbytes + other.nbytes))
-
 
 class Tree:
     """Tensors and tallies of the nodes under ``root``, by identity."""
@@ -37,7 +35,7 @@ class Tree:
     def __init__(self, root: object) -> None:
         self.root = root
         self._tensors: dict[int, Tensor] = {}
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[int, tuple[int, int]] = {}
         self._count(root)
 
     def tensor(self, node: object) -> Tensor | None:
@@ -46,7 +44,7 @@ class Tree:
 
     def tally(self, node: object) -> Tally:
         """The tensors under a node of the tree, itself included."""
-        return self._tallies.get(id(node), Tally())
+        return Tally(*self._tallies.get(id(node), _NONE))
 
     def _count(self, root: object) -> None:
         """Depth first, children before parents; a container met inside itself adds nothing."""
@@ -54,19 +52,26 @@ class Tree:
         while stack:
             node, inner = stack.pop()
             if inner is not None:
-                self._tallies[id(node)] = sum((self.tally(item) for item in inner), Tally())
+                self._tallies[id(node)] = self._sum(inner)
                 continue
             if not isinstance(node, dict | list | tuple | Placeholder) or id(node) in self._tallies:
                 continue
-            self._tallies[id(node)] = Tally()
+            self._tallies[id(node)] = _NONE
             found = tensor_of(node)
             if found is not None:
                 self._tensors[id(node)] = found
-                self._tallies[id(node)] = Tally(1, found.nbytes if isinstance(found, TensorRef) else 0)
+                self._tallies[id(node)] = (1, found.nbytes if isinstance(found, TensorRef) else 0)
                 continue
             inner = _inner(node)
             stack.append((node, inner))
             stack.extend((item, None) for item in reversed(inner))
+
+    def _sum(self, items: list[object]) -> tuple[int, int]:
+        count, nbytes = 0, 0
+        for item in items:
+            found = self._tallies.get(id(item), _NONE)
+            count, nbytes = count + found[0], nbytes + found[1]
+        return min(count, _MANY), min(nbytes, _MANY)
 
 
 def _inner(node: object) -> list[object]:
@@ -149,4 +154,7 @@ def _describe_object(node: Placeholder) -> str:
     pairs = mapping(node)
     if pairs is not None:
         return f"{class_of(node).rpartition('.')[2]} of {len(pairs)}"
-    return f"object of class {class_of(node)}"
+    made = class_of(node)
+    if node.how == "reduce" and made.rpartition(".")[2][:1].islower():  # functions, by custom
+        return f"object made by {made}, which was not run"
+    return f"object of class {made}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from .errors import UnknownFormatError, UsageError
+from .errors import PrecconvError, UnknownFormatError, UsageError
 from .formats.pickled import Placeholder, class_of, mapping, sequence
 from .formats.torch_tensors import TensorRef
 from .outline import Entry
@@ -72,12 +72,22 @@ class _Set:
         return ".".join(self.path)
 
 
-def select(root: object, weights: Weights = "auto", path: str | None = None) -> Selection:
-    """Choose the weights under ``root``, or those at the key path ``path``.
+def select(
+    root: object, weights: Weights = "auto", path: str | None = None, *, where: str | None = None
+) -> Selection:
+    """Choose the weights under ``root``, or those at the key path ``path``; errors name the file ``where``.
 
     Raises UsageError where there is a choice to make (it lists the candidates) or where what was asked for is
-    not there, and UnknownFormatError where there are no weights at all.
+    not there, UnknownFormatError where there are no weights at all, and CorruptCheckpointError for a tensor
+    whose description makes no sense.
     """
+    try:
+        return _select(root, weights, path)
+    except PrecconvError as error:
+        raise type(error)(error.message, path=where, hint=error.hint) from error
+
+
+def _select(root: object, weights: Weights, path: str | None) -> Selection:
     tree = Tree(root)
     sets = _wanted(tree, list(_sets(tree, root, (), "model")), weights) if path is None else [_at(root, path)]
     names: dict[str, Tensor] = {}
@@ -136,14 +146,21 @@ def _holds_state_dict(node: object) -> bool:
 
 def _parts(tree: Tree, node: object) -> tuple[Tally, dict[str, object]]:
     """Tensors directly in a container, and the entries below which there are more, training state apart."""
-    direct = Tally()
-    below: dict[str, object] = {}
-    for key, value in entries(node):
-        if tree.tensor(value) is not None:
-            direct += Tally() if _is_training(key, value) else tree.tally(value)
-        elif tree.tally(value).count and _is_container(value) and not _is_training(key, value):
-            below[key] = value
-    return direct, below
+    inner = entries(node)
+    below = {
+        key: value
+        for key, value in inner
+        if tree.tensor(value) is None
+        and tree.tally(value).count
+        and _is_container(value)
+        and not _is_training(key, value)
+    }
+    direct = [found for _, value in inner if (found := tree.tensor(value)) is not None]
+    if below:  # beside state dicts, a tensor may be training state itself
+        direct = [
+            found for key, value in inner if (found := tree.tensor(value)) and not _is_training(key, value)
+        ]
+    return Tally(len(direct), sum(_nbytes(found) for found in direct)), below
 
 
 def _sets(tree: Tree, node: object, path: tuple[str, ...], kind: Literal["model", "ema"]) -> Iterator[_Set]:

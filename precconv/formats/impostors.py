@@ -177,6 +177,7 @@ _ZIPS: tuple[tuple[Callable[[Collection[str]], bool], str, str], ...] = (
 
 def zip_impostor(names: Collection[str]) -> Impostor | None:
     """What a zip archive with these records is, where it is no torch checkpoint."""
+    names = [name for name in names if "/data/" not in name]  # storages, of which there may be many
     for test, what, hint in _ZIPS:
         if test(names):
             return Impostor(what, hint)

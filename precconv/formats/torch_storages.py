@@ -52,7 +52,8 @@ class Storages:
 
     def __init__(self, where: str | None = None) -> None:
         self.where = where
-        self.refs: dict[tuple[str, Global, int, int], StorageRef] = {}
+        self.refs: dict[tuple[str, str, int, int], StorageRef] = {}
+        self._elements: dict[str, DType | None] = {}
 
     def persistent(self, pid: object) -> object:
         """The node of a persistent id; the same id gives the same node."""
@@ -71,7 +72,7 @@ class Storages:
 
     def _same(self, ref: StorageRef) -> StorageRef:
         """One node for one storage, however often it is referred to."""
-        return self.refs.setdefault((ref.key, ref.type, ref.start, ref.numel), ref)
+        return self.refs.setdefault((ref.key, ref.type.canonical, ref.start, ref.numel), ref)
 
     def _narrow(self, ref: StorageRef, view: object) -> None:
         """Make ``ref`` the view of its storage that old metadata describes."""
@@ -86,6 +87,11 @@ class Storages:
 
     def element(self, kind: Global) -> DType | None:
         """The element type of a storage class; None for untyped ones."""
+        if kind.canonical not in self._elements:
+            self._elements[kind.canonical] = self._element(kind)
+        return self._elements[kind.canonical]
+
+    def _element(self, kind: Global) -> DType | None:
         if kind.name in _UNTYPED:
             return None
         found = _STORAGE_TYPES.get(kind.name)

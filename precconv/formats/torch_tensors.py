@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from typing import cast
 
 from precconv.dtypes import DType, dtype
 from precconv.errors import CorruptCheckpointError
@@ -26,9 +27,9 @@ _MAX_WRAPPERS = 8
 _MAX = 1 << 63
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: checkpoints with 100,000 tensors build one for each
 class TensorRef:
-    """A view of a storage; offset and strides count elements of ``dtype``, as torch's do."""
+    """A view of a storage, never changed; offset and strides count elements of ``dtype``, as torch's do."""
 
     node: Placeholder | Persistent  #: what the pickle holds in its place, outermost
     storage: StorageRef
@@ -132,13 +133,15 @@ def _need(node: Placeholder, least: int) -> tuple[object, ...]:
 
 
 def _ints(value: object, what: str) -> tuple[int, ...]:
-    values = sequence(value)
+    values = value if type(value) is tuple else sequence(value)
     if values is None:
         raise _corrupt(f"its {what} is not a tuple")
-    whole = tuple(v for v in values if type(v) is int and 0 <= v < _MAX)
-    if len(whole) != len(values) or len(whole) > _MAX_DIMS:
+    if len(values) > _MAX_DIMS:
         raise _corrupt(f"its {what} is not made of sizes")
-    return whole
+    for number in values:
+        if type(number) is not int or not 0 <= number < _MAX:
+            raise _corrupt(f"its {what} is not made of sizes")
+    return cast(tuple[int, ...], tuple(values))
 
 
 def _dense(
@@ -148,6 +151,9 @@ def _dense(
     size: object,
     stride: object,
     element: DType | None = None,
+    *,
+    grad: object = False,
+    hooks: object = None,
 ) -> TensorRef:
     """A view of a storage, checked to lie within it."""
     if not isinstance(storage, StorageRef):
@@ -159,7 +165,9 @@ def _dense(
         raise _corrupt("its offset is not a number of elements")
     if prod(shape) >= _MAX:
         raise _corrupt("it has more elements than a file can hold")
-    ref = TensorRef(node, storage, element or storage.dtype or dtype("uint8"), offset, shape, steps)
+    ref = TensorRef(
+        node, storage, element or storage.dtype or dtype("uint8"), offset, shape, steps, grad is True, hooks
+    )
     end = storage.start * storage.itemsize + storage.nbytes
     if ref.byte_end > end and ref.numel:
         raise _corrupt(f"it reaches byte {ref.byte_end} of a storage that ends at {end}")
@@ -173,8 +181,8 @@ def _v1(node: Placeholder) -> Tensor:
 
 def _v2(node: Placeholder) -> Tensor:
     storage, offset, size, stride, grad, hooks, *rest = _need(node, 6)
-    ref = _dense(node, storage, offset, size, stride)
-    return _with_metadata(replace(ref, requires_grad=grad is True, hooks=hooks), rest)
+    ref = _dense(node, storage, offset, size, stride, grad=grad, hooks=hooks)
+    return _with_metadata(ref, rest) if rest else ref
 
 
 def _v3(node: Placeholder) -> Tensor:
@@ -182,12 +190,12 @@ def _v3(node: Placeholder) -> Tensor:
     element = dtype_of(kind)
     if element is None:
         raise _corrupt("its dtype is unknown")
-    ref = _dense(node, storage, offset, size, stride, element)
-    return _with_metadata(replace(ref, requires_grad=grad is True, hooks=hooks), rest)
+    ref = _dense(node, storage, offset, size, stride, element, grad=grad, hooks=hooks)
+    return _with_metadata(ref, rest) if rest else ref
 
 
 def _with_metadata(ref: TensorRef, rest: list[object]) -> Tensor:
-    metadata = rest[0] if rest else None
+    metadata = rest[0]
     bits = [key for key, on in (mapping(metadata) or {}).items() if on is True]
     if bits:  # the values are not those stored until the bit is applied
         assert isinstance(ref.node, Placeholder)
@@ -281,7 +289,7 @@ def _from_numpy(node: Placeholder) -> Tensor:
     storage = StorageRef(
         f"numpy array at {id(node)}", Global("numpy", "ndarray"), element, array.numel, inline=array.data
     )
-    return replace(_dense(node, storage, 0, array.shape, array.stride), requires_grad=grad is True)
+    return _dense(node, storage, 0, array.shape, array.stride, grad=grad)
 
 
 def _opaque(kind: str) -> Callable[[Placeholder], Tensor]:

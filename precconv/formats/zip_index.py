@@ -25,6 +25,7 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _MAX_DIRECTORY = 1 << 27  #: a million records
 _MAX32 = 0xFFFFFFFF
+_WINDOW = 1 << 14  #: bytes read for a local header and those that may follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,35 @@ def read_records(source: InputFile) -> dict[str, Record]:
     entries = list(_entries(source, read_bytes(source, start, size)))
     if len(entries) != count:
         raise _corrupt(source, f"its end promises {count} records, its directory has {len(entries)}")
-    records: dict[str, Record] = {}
+    found: dict[bytes, Record] = {}
     end_of_last = 0
+    headers = _Headers(source)
     for entry in sorted(entries, key=lambda e: e.header):
         if entry.header < end_of_last:
             raise _corrupt(source, f"record {_shown(entry.name)} overlaps the one before it")
-        record = _locate(source, entry, start)
+        record = _locate(headers, entry, start)
         end_of_last = record.offset + record.packed
-        if record.name in records:
+        if entry.name in found:
             raise _corrupt(source, f"record {record.name!r} is there twice")
-        records[record.name] = record
-    ordered = (_name(source, entry.name) for entry in entries)
-    return {name: records[name] for name in ordered if not name.endswith("/")}
+        found[entry.name] = record
+    ordered = (found[entry.name] for entry in entries)
+    return {record.name: record for record in ordered if not record.name.endswith("/")}
+
+
+class _Headers:
+    """Reads local headers in ascending order, small records' several at a time."""
+
+    def __init__(self, source: InputFile) -> None:
+        self.source = source
+        self._start = 0
+        self._data = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            self._start, at = offset, 0
+            self._data = read_bytes(self.source, offset, min(max(size, _WINDOW), self.source.size - offset))
+        return self._data[at : at + size]
 
 
 def _shown(name: bytes) -> str:
@@ -170,8 +188,34 @@ def _zip64(source: InputFile, extra: bytes, fields: list[int]) -> list[int]:
     raise _corrupt(source, "a record larger than 4 GB does not say how large")
 
 
-def _locate(source: InputFile, entry: _Entry, directory: int) -> Record:
+def _locate(headers: _Headers, entry: _Entry, directory: int) -> Record:
     """Find a record's data through its local header, which must say what the directory says."""
+    source = headers.source
+    _check_kind(source, entry)
+    fixed = _LOCAL.size + len(entry.name)
+    if entry.header + fixed + entry.packed > directory:
+        raise _corrupt(source, f"record {_shown(entry.name)} reaches into the directory")
+    raw = headers.read(entry.header, fixed)
+    mark, _, flags, method, _, _, crc, packed, size, n, x = _LOCAL.unpack_from(raw)
+    if mark != b"PK\x03\x04" or raw[_LOCAL.size :] != entry.name or n != len(entry.name):
+        raise _corrupt(source, f"record {_shown(entry.name)} is not where the directory says")
+    # With bit 3, which torch sets, the sizes follow the data and are zeros here.
+    agree = (flags & 8 and (crc, packed, size) == (0, 0, 0)) or (
+        crc == entry.crc and packed in (entry.packed, _MAX32) and size in (entry.size, _MAX32)
+    )
+    if not agree or method != entry.method or (flags ^ entry.flags) & 1:
+        raise _corrupt(
+            source, f"record {_shown(entry.name)} says one thing in the directory and another where it lies"
+        )
+    offset = entry.header + fixed + x
+    if offset + entry.packed > directory:
+        raise _corrupt(source, f"record {_shown(entry.name)} reaches into the directory")
+    kind: Literal["stored", "deflated"] = "deflated" if entry.method else "stored"
+    return Record(_name(source, entry.name), offset, entry.packed, entry.size, kind, entry.crc)
+
+
+def _check_kind(source: InputFile, entry: _Entry) -> None:
+    """Refuse what checkpoints have no use for."""
     shown = _shown(entry.name)
     if entry.flags & 0x2041:
         raise _corrupt(source, f"record {shown} is encrypted")
@@ -181,20 +225,3 @@ def _locate(source: InputFile, entry: _Entry, directory: int) -> Record:
         )
     if entry.method == 0 and entry.packed != entry.size:
         raise _corrupt(source, f"record {shown} is stored in {entry.packed} bytes but has {entry.size}")
-    fixed = _LOCAL.size + len(entry.name)
-    if entry.header + fixed + entry.packed > directory:
-        raise _corrupt(source, f"record {shown} reaches into the directory")
-    raw = read_bytes(source, entry.header, fixed)
-    mark, _, flags, method, _, _, crc, packed, size, n, x = _LOCAL.unpack_from(raw)
-    if mark != b"PK\x03\x04" or raw[_LOCAL.size :] != entry.name or n != len(entry.name):
-        raise _corrupt(source, f"record {shown} is not where the directory says")
-    said = [(crc, entry.crc), (packed, entry.packed), (size, entry.size)]
-    later = bool(flags & 8)  # sizes follow the data; zeros here
-    agree = all(a in (b, _MAX32) or (later and a == 0) for a, b in said)
-    if not agree or method != entry.method or (flags ^ entry.flags) & 1:
-        raise _corrupt(source, f"record {shown} says one thing in the directory and another where it lies")
-    offset = entry.header + fixed + x
-    if offset + entry.packed > directory:
-        raise _corrupt(source, f"record {shown} reaches into the directory")
-    kind: Literal["stored", "deflated"] = "deflated" if entry.method else "stored"
-    return Record(_name(source, entry.name), offset, entry.packed, entry.size, kind, entry.crc)
