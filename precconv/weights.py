@@ -72,9 +72,7 @@ class _Set:
         return ".".join(self.path)
 
 
-def select(
-    root: object, weights: Weights = "auto", path: str | None = None, *, where: str | None = None
-) -> Selection:
+def select(root: object, weights: Weights = "auto", path: str | None = None, *, where: str | None = None) -> Selection:
     """Choose the weights under ``root``, or those at the key path ``path``; errors name the file ``where``.
 
     Raises UsageError where there is a choice to make (it lists the candidates) or where what was asked for is
@@ -157,9 +155,7 @@ def _parts(tree: Tree, node: object) -> tuple[Tally, dict[str, object]]:
     }
     direct = [found for _, value in inner if (found := tree.tensor(value)) is not None]
     if below:  # beside state dicts, a tensor may be training state itself
-        direct = [
-            found for key, value in inner if (found := tree.tensor(value)) and not _is_training(key, value)
-        ]
+        direct = [found for key, value in inner if (found := tree.tensor(value)) and not _is_training(key, value)]
     return Tally(len(direct), sum(_nbytes(found) for found in direct)), below
 
 
@@ -236,9 +232,7 @@ def _check_present(root: object, names: dict[str, Tensor]) -> None:
         message = f"this is a DeepSpeed ZeRO-3 partition: {len(empty)} tensors are empty placeholders"
         raise UnknownFormatError(f"{message}, {empty[0]!r} is the first", hint=_MERGE)
     if len(empty) == len(names):
-        raise UnknownFormatError(
-            f"all {len(names)} tensors are empty: their values are in other files", hint=_MERGE
-        )
+        raise UnknownFormatError(f"all {len(names)} tensors are empty: their values are in other files", hint=_MERGE)
 
 
 def _nothing(tree: Tree) -> UnknownFormatError:
@@ -253,9 +247,7 @@ def _nothing(tree: Tree) -> UnknownFormatError:
             )
     optimizer = mapping((mapping(tree.root) or {}).get("optimizer_state_dict"))
     if optimizer is not None and "zero_stage" in optimizer:
-        return UnknownFormatError(
-            "this is a DeepSpeed ZeRO optimizer partition, without weights", hint=_MERGE
-        )
+        return UnknownFormatError("this is a DeepSpeed ZeRO optimizer partition, without weights", hint=_MERGE)
     count = tree.tally(tree.root).count
     if count:
         return UnknownFormatError(

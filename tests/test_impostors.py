@@ -169,9 +169,7 @@ def test_a_rank_file_of_fsdp_is_named(tmp_path: Path) -> None:
         new = b"ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n"
         return data.replace(old, new) if name.endswith("data.pkl") else data
 
-    with pytest.raises(
-        UnknownFormatError, match=r"a sharded \(FSDP\) checkpoint: its tensors are ShardedTensor"
-    ):
+    with pytest.raises(UnknownFormatError, match=r"a sharded \(FSDP\) checkpoint: its tensors are ShardedTensor"):
         opened(rezipped(path, sharded), open_torch).__enter__()
 
 

@@ -113,9 +113,7 @@ def by_bytes(strided: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("tile", [1, 16, 100, 4096, 1 << 20])
 @pytest.mark.parametrize("step", [None, 1, 7])
-def test_any_stretch_of_any_view_is_read_in_tiles_of_any_size(
-    tmp_path: Path, tile: int, step: int | None
-) -> None:
+def test_any_stretch_of_any_view_is_read_in_tiles_of_any_size(tmp_path: Path, tile: int, step: int | None) -> None:
     value = views()
     with opened(saved(value, tmp_path / "x.pt"), open_zip) as file:
         for name, tensor in value.items():
@@ -127,9 +125,7 @@ def test_any_stretch_of_any_view_is_read_in_tiles_of_any_size(
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
-def test_random_views_are_read_like_as_strided(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_random_views_are_read_like_as_strided(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 7), max_size=5))
     stride = data.draw(st.lists(st.integers(0, 300), min_size=len(shape), max_size=len(shape)))
     offset = data.draw(st.integers(0, 50))

@@ -87,9 +87,7 @@ ORDINARY: list[Any] = [
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("value", ORDINARY, ids=lambda v: type(v).__name__)
-def test_everything_pickle_writes_is_understood_well_enough_to_make_it_again(
-    value: Any, protocol: int
-) -> None:
+def test_everything_pickle_writes_is_understood_well_enough_to_make_it_again(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     assert shape_of(realise(unpickle(data).root)) == shape_of(pickle.loads(data))
 
@@ -389,9 +387,7 @@ SEEDS = [pickle.dumps(value, protocol) for value in ORDINARY for protocol in (0,
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
     st.integers(0, 400),
 )
-def test_damaged_pickles_raise_nothing_but_our_own_errors(
-    data: bytes, edits: list[tuple[int, int]], cut: int
-) -> None:
+def test_damaged_pickles_raise_nothing_but_our_own_errors(data: bytes, edits: list[tuple[int, int]], cut: int) -> None:
     raw = bytearray(data)
     for place, value in edits:
         raw[place % len(raw)] = value

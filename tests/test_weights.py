@@ -232,9 +232,7 @@ def test_ldm_twins_take_their_true_names_for_ema(tmp_path: Path) -> None:
 
 def test_twins_of_whole_models_and_of_wrapped_ones_are_matched(tmp_path: Path) -> None:
     autoencoder = {"encoder.conv_in.weight": t(2), "model_ema.encoderconv_inweight": t(2)}
-    assert chosen(autoencoder, tmp_path, "ema").renamed == {
-        "encoder.conv_in.weight": "model_ema.encoderconv_inweight"
-    }
+    assert chosen(autoencoder, tmp_path, "ema").renamed == {"encoder.conv_in.weight": "model_ema.encoderconv_inweight"}
     wrapped = {"module.model.a.b": t(2), "module.model_ema.ab": t(2)}
     assert chosen(wrapped, tmp_path, "ema").renamed == {"module.model.a.b": "module.model_ema.ab"}
     shapes = {"model.a.bc": t(2), "model.ab.c": t(3), "model_ema.abc": t(3)}

@@ -49,9 +49,7 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"%PDF", "a PDF document", ""),
     (b"\x7fELF", "a program or library, no checkpoint", ""),
 )
-_TF_INDEX = bytes.fromhex(
-    "57fb808b247547db"
-)  #: last bytes of a TensorFlow checkpoint's index (a LevelDB table)
+_TF_INDEX = bytes.fromhex("57fb808b247547db")  #: last bytes of a TensorFlow checkpoint's index (a LevelDB table)
 _DOWNLOAD = "the download failed or needs a login; fetch the file itself"
 
 
@@ -68,9 +66,7 @@ def file_impostor(source: InputFile) -> Impostor | None:
         if found is not None:
             return found
     if source.size >= 8 and read_bytes(source, source.size - 8, 8) == _TF_INDEX:
-        return Impostor(
-            "the index of a TensorFlow checkpoint", "load it with TensorFlow and save the variables"
-        )
+        return Impostor("the index of a TensorFlow checkpoint", "load it with TensorFlow and save the variables")
     return None
 
 
@@ -79,9 +75,7 @@ def _lfs(head: bytes) -> Impostor | None:
         return None
     size = re.search(rb"^size (\d{1,20})\s*$", head, re.MULTILINE)
     promised = f" to {int(size[1])} bytes" if size else ""
-    return Impostor(
-        f"a Git LFS pointer{promised}, not the file itself", "run git lfs pull, or download the file again"
-    )
+    return Impostor(f"a Git LFS pointer{promised}, not the file itself", "run git lfs pull, or download the file again")
 
 
 def _page(head: bytes) -> Impostor | None:
@@ -111,10 +105,7 @@ def _onnx(head: bytes) -> Impostor | None:
     """A ModelProto: ir_version, then the producer's name or a graph."""
     if re.match(rb"\x08[\x02-\x20](\x12[\x00-\x40][ -~]*|\x3a)", head) is None:
         return None
-    if (
-        not re.match(rb"\x08.\x12[\x01-\x40][ -~]+[\x1a\x22\x2a\x32\x3a\x42]", head, re.DOTALL)
-        and head[2] != 0x3A
-    ):
+    if not re.match(rb"\x08.\x12[\x01-\x40][ -~]+[\x1a\x22\x2a\x32\x3a\x42]", head, re.DOTALL) and head[2] != 0x3A:
         return None
     return Impostor("an ONNX model", "convert the checkpoint it was exported from")
 

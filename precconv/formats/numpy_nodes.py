@@ -16,14 +16,10 @@ from .pickled import Placeholder, text
 __all__ = ["Array", "array_of", "bytes_of", "scalar_of"]
 
 _DTYPES = {"f2": "fp16", "f4": "fp32", "f8": "fp64", "b1": "bool", "c8": "complex64", "c16": "complex128"} | {
-    f"{kind}{size}": f"{name}{8 * size}"
-    for kind, name in (("i", "int"), ("u", "uint"))
-    for size in (1, 2, 4, 8)
+    f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)
 }
 _STRUCT = {"fp16": "e", "fp32": "f", "fp64": "d", "bool": "?"} | {
-    f"{sign}int{8 << i}": code.upper() if sign else code
-    for sign in ("", "u")
-    for i, code in enumerate("bhiq")
+    f"{sign}int{8 << i}": code.upper() if sign else code for sign in ("", "u") for i, code in enumerate("bhiq")
 }
 
 

@@ -267,10 +267,7 @@ def sequence(node: object) -> Sequence[object] | None:
 def class_of(node: Placeholder) -> str:
     """The class of an object, ``module.name``, also where copyreg made it."""
     made = node.callable
-    if (
-        node.canonical in ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
-        and node.args
-    ):
+    if node.canonical in ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__") and node.args:
         made = node.args[0]
     return str(made) if isinstance(made, Global) else "?"
 

@@ -51,9 +51,7 @@ class TorchFile:
         found = self.extents.get(storage.key)
         need = (storage.start + storage.numel) * storage.itemsize
         if found is None:
-            raise CorruptCheckpointError(
-                f"the data of storage {storage.key!r} is missing", path=self.source.path
-            )
+            raise CorruptCheckpointError(f"the data of storage {storage.key!r} is missing", path=self.source.path)
         if found.nbytes < need:
             message = f"storage {storage.key!r} has {found.nbytes} bytes, its tensors need {need}"
             raise CorruptCheckpointError(message, path=self.source.path)
@@ -85,4 +83,4 @@ def stream_of(source: InputFile, start: int = 0, size: int | None = None) -> OpS
     def fetch(offset: int, count: int) -> bytes:
         return read_bytes(source, offset, min(count, end - offset))
 
-    return OpStream(fetch, end, start=start, where=source.path)
+    return OpStream(fetch, end, start=start, where=str(source.path))

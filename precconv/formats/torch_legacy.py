@@ -39,7 +39,7 @@ def open_legacy(source: InputFile) -> TorchFile:
         if found != wanted:
             raise CorruptCheckpointError(f"the {what} of a legacy checkpoint is wrong", path=source.path)
     unpickle(stream)  # system information
-    storages = Storages(source.path)
+    storages = Storages(str(source.path))
     pickle = unpickle(stream, persistent=storages.persistent)
     keys = unpickle(stream).root
     if not isinstance(keys, list):

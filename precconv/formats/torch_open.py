@@ -102,7 +102,7 @@ def _promised(source: InputFile) -> int:
     start = 30 + name_size + extra_size
     if start > source.size or method != 0 or not read_bytes(source, 30, name_size).endswith(b"data.pkl"):
         return 0
-    storages, stream = Storages(source.path), stream_of(source, start)
+    storages, stream = Storages(str(source.path)), stream_of(source, start)
     try:
         unpickle(stream, persistent=storages.persistent)
     except PrecconvError:

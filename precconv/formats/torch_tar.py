@@ -98,7 +98,7 @@ def _triple(source: InputFile, stream: OpStream) -> tuple[int, object, object]:
 
 
 def _storages(source: InputFile, stream: OpStream) -> tuple[dict[int, StorageRef], dict[str, Extent]]:
-    types = Storages(source.path)
+    types = Storages(str(source.path))
     refs: dict[int, StorageRef] = {}
     extents: dict[str, Extent] = {}
     for _ in range(_count(source, stream)):
@@ -129,9 +129,7 @@ def _add_view(source: InputFile, refs: dict[int, StorageRef], view: object) -> N
     refs[key] = StorageRef(root.key, root.type, root.dtype, numel, root.location, root.start + offset)
 
 
-def _tensors(
-    source: InputFile, stream: OpStream, storages: Mapping[int, StorageRef]
-) -> dict[int, Placeholder]:
+def _tensors(source: InputFile, stream: OpStream, storages: Mapping[int, StorageRef]) -> dict[int, Placeholder]:
     tensors: dict[int, Placeholder] = {}
     for _ in range(_count(source, stream)):
         key, storage_key, _ = _triple(source, stream)

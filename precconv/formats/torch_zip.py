@@ -31,10 +31,8 @@ def open_zip(source: InputFile, records: Mapping[str, Record] | None = None) -> 
     found = read_records(source) if records is None else records
     root = find_root(found)
     if root is None:
-        raise CorruptCheckpointError(
-            "a zip archive without data.pkl is no torch checkpoint", path=source.path
-        )
-    storages = Storages(source.path)
+        raise CorruptCheckpointError("a zip archive without data.pkl is no torch checkpoint", path=source.path)
+    storages = Storages(str(source.path))
     pickle = unpickle(_pickle_stream(source, found[root + "data.pkl"]), persistent=storages.persistent)
     prefix = root + "data/"
     extents = {
@@ -51,9 +49,7 @@ def open_zip(source: InputFile, records: Mapping[str, Record] | None = None) -> 
 
 def find_root(names: Mapping[str, Record]) -> str | None:
     """The directory of ``data.pkl`` with its slash; the outermost where several are."""
-    found = [
-        name.removesuffix("data.pkl") for name in names if name == "data.pkl" or name.endswith("/data.pkl")
-    ]
+    found = [name.removesuffix("data.pkl") for name in names if name == "data.pkl" or name.endswith("/data.pkl")]
     found = [root for root in found if not root.startswith("__MACOSX/")]
     return min(found, key=lambda root: root.count("/"), default=None)
 
@@ -61,7 +57,7 @@ def find_root(names: Mapping[str, Record]) -> str | None:
 def _pickle_stream(source: InputFile, record: Record) -> OpStream:
     if record.method == "stored":
         return stream_of(source, record.offset, record.size)
-    return OpStream.of(_inflated(source, record, _MAX_PICKLE), where=source.path)
+    return OpStream.of(_inflated(source, record, _MAX_PICKLE), where=str(source.path))
 
 
 def _inflated(source: InputFile, record: Record, limit: int) -> bytes:

@@ -158,9 +158,7 @@ def _entries(source: InputFile, directory: bytes) -> Iterator[_Entry]:
     while at < len(directory):
         if len(directory) - at < _ENTRY.size or not directory.startswith(b"PK\x01\x02", at):
             raise _corrupt(source, "its directory is cut or overwritten")
-        _, _, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, _, header = _ENTRY.unpack_from(
-            directory, at
-        )
+        _, _, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, _, header = _ENTRY.unpack_from(directory, at)
         at += _ENTRY.size
         name, extra = directory[at : at + n], directory[at + n : at + n + x]
         at += n + x + c
@@ -204,9 +202,7 @@ def _locate(headers: _Headers, entry: _Entry, directory: int) -> Record:
         crc == entry.crc and packed in (entry.packed, _MAX32) and size in (entry.size, _MAX32)
     )
     if not agree or method != entry.method or (flags ^ entry.flags) & 1:
-        raise _corrupt(
-            source, f"record {_shown(entry.name)} says one thing in the directory and another where it lies"
-        )
+        raise _corrupt(source, f"record {_shown(entry.name)} says one thing in the directory and another where it lies")
     offset = entry.header + fixed + x
     if offset + entry.packed > directory:
         raise _corrupt(source, f"record {_shown(entry.name)} reaches into the directory")
@@ -220,8 +216,6 @@ def _check_kind(source: InputFile, entry: _Entry) -> None:
     if entry.flags & 0x2041:
         raise _corrupt(source, f"record {shown} is encrypted")
     if entry.method not in (0, 8):
-        raise _corrupt(
-            source, f"record {shown} is compressed by method {entry.method}, not stored or deflated"
-        )
+        raise _corrupt(source, f"record {shown} is compressed by method {entry.method}, not stored or deflated")
     if entry.method == 0 and entry.packed != entry.size:
         raise _corrupt(source, f"record {shown} is stored in {entry.packed} bytes but has {entry.size}")
