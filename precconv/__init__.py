@@ -7,6 +7,8 @@ Importing this is cheap: torch is imported when the first value is cast.
 """
 
 from ._version import __version__ as __version__
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import open_checkpoint as open_checkpoint
 from .checks import Finding as Finding
 from .convert import convert as convert
 from .convert import plan as plan
@@ -22,7 +24,6 @@ from .errors import SourceChangedError as SourceChangedError
 from .errors import UnknownFormatError as UnknownFormatError
 from .errors import UsageError as UsageError
 from .errors import VerificationError as VerificationError
-from .formats import open_checkpoint as open_checkpoint
 from .inspection import Inspection as Inspection
 from .inspection import inspect as inspect
 from .plan import Item as Item

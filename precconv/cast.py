@@ -19,7 +19,7 @@ import torch
 from .dtypes import FP64, DType
 from .stats import Norms, Stats
 
-__all__ = ["Lane", "Pair", "cast_chunk", "first_difference", "one_thread", "pair", "reference_cast"]
+__all__ = ["Lane", "Pair", "blank", "cast_chunk", "first_difference", "one_thread", "pair", "reference_cast"]
 
 #: torch treats the last elements of an array, those that do not fill a vector, with other code, whose NaN differ.
 #: Casting whole multiples of this many elements makes every result independent of where a chunk ends.
@@ -296,6 +296,12 @@ def first_difference(x: memoryview, y: memoryview, p: Pair | None, *, clamp: boo
     if torch.equal(want, got):
         return None
     return int((want != got).nonzero()[0])
+
+
+def blank(x: memoryview, size: int, shown: bytearray) -> None:
+    """Zero the elements, of ``size`` bytes, whose byte in ``shown`` is 0: no tensor has them, they may be anything."""
+    elements = torch.frombuffer(x, dtype=torch.uint8).view(-1, size)
+    elements[torch.frombuffer(shown, dtype=torch.uint8) == 0] = 0
 
 
 @contextmanager

@@ -70,6 +70,10 @@ _RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
 }
 
 
+#: Options that decide what happens to each tensor, by their names in the library.
+_PLAN_OPTIONS = ("weights", "select", "strip_wrappers", "preset", "norms", "mixed")
+
+
 def _rules() -> list[Rule]:
     given = click.get_current_context().meta["rules"]
     return [rule for name, value in given for rule in _RULE_OPTIONS[name](value)]
@@ -140,6 +144,14 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
     click.option("-o", "--output", type=click.Path(), metavar="PATH",
                  help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+    click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
+                 help="The output's format, where -o does not say it."),
+    click.option("--weights", type=click.Choice(["auto", "model", "ema", "all"]), default="auto", show_default=True,
+                 help="Which weights of a training checkpoint; with auto, an LDM model keeps its EMA twins."),
+    click.option("--select", metavar="KEY.PATH", help="The weights at this place of a torch checkpoint."),
+    click.option("--strip-wrappers", is_flag=True, help="Take 'module.', '_orig_mod.' and the like out of names."),
+    click.option("--shared", type=click.Choice(["clone", "drop"]), default="clone", show_default=True,
+                 help="Tied tensors in safetensors: each with the data, or one, the others named in the metadata."),
     click.option("--preset", default="auto", show_default=True, metavar="auto|none|NAME",
                  help="What the architecture needs in FP32: by config.json or tensor names, nothing, or a named table "
                  "(see 'precconv presets')."),
@@ -180,9 +192,6 @@ def convert(
     src: str,
     *,
     to: str,
-    preset: str,
-    norms: Any,
-    mixed: Any,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -193,7 +202,7 @@ def convert(
     for name in _RULE_OPTIONS:
         del options[name]
     with _reported():
-        policy = {"to": to, "preset": preset, "norms": norms, "mixed": mixed, "rule": _rules()}
+        policy = {"to": to, "rule": _rules(), **{name: options.pop(name) for name in _PLAN_OPTIONS}}
         if dry_run:
             made = run_plan(src, **policy)
             if as_json or not quiet:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, get_args
 
 from .bulk import collector_paused
+from .checkpoint import Checkpoint, open_checkpoint
 from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, overflow_text, run_checks
 from .configs import config_beside
-from .dtypes import CASTABLE, DType, target
+from .dtypes import DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
-from .fileio import PartFile, free_bytes, is_directory, is_taken, part_file, same_file
-from .formats import Format, Layout, Reader, format_for_suffix, formats, open_checkpoint
-from .plan import Plan, make_plan
+from .fileio import InputFile, PartFile, free_bytes, part_file
+from .formats import Format, Layout, Place
+from .outputs import FormatChoice, output_path
+from .passes import Seen, write_pass
+from .plan import Item, Plan, make_plan
 from .report import Report, check_report_path
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
-from .runs import CHUNK_BYTES, Chunk, Progress, all_chunks, for_each, make_runs
+from .runs import Progress, all_chunks, make_runs
 from .stats import Stats
-from .verify import VerifyMode, sample_chunks, verify_header, verify_values
+from .ties import SharedMode, drop_ties, ties
+from .verify import VerifyMode, sample_chunks, verify_header, verify_names, verify_values
+from .weights import Weights
 
 __all__ = ["convert", "plan"]
 
@@ -35,6 +39,9 @@ def plan(
     source: StrPath,
     *,
     to: str | DType,
+    weights: Weights = "auto",
+    select: str | None = None,
+    strip_wrappers: bool = False,
     preset: str = "auto",
     norms: NormMode = "fp32",
     mixed: MixedMode = "keep",
@@ -44,12 +51,16 @@ def plan(
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
 
-    Raises InputError for a source that cannot be used, RuleError for a rule that cannot be read or matches nothing.
+    Raises InputError for a source that cannot be used, UsageError where its weights are the user's choice, RuleError
+    for a rule that cannot be read or matches nothing.
     """
     policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
-    reader = open_checkpoint(source)
-    with reader.file:
-        return _plan(reader, policy)
+    _one_of("weights", weights, Weights)
+    with (
+        open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found,
+        collector_paused(),
+    ):
+        return _plan(found, policy)
 
 
 def convert(
@@ -57,7 +68,12 @@ def convert(
     *,
     to: str | DType,
     output: StrPath | None = None,
+    format: FormatChoice = "same",  # noqa: A002  the command line's name
     force: bool = False,
+    weights: Weights = "auto",
+    select: str | None = None,
+    strip_wrappers: bool = False,
+    shared: SharedMode = "clone",
     preset: str = "auto",
     norms: NormMode = "fp32",
     mixed: MixedMode = "keep",
@@ -78,7 +94,12 @@ def convert(
     ``source``: a checkpoint file, which is never changed.
     ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
     ``output``: a file, or an existing directory to put it in; by default beside the source as ``NAME.bf16.SUFFIX``.
+    ``format``: the output's, where its name does not say it: the source's, ``safetensors`` or ``pt``.
     ``force``: replace an existing output.  The source itself is refused in any case.
+    ``weights``, ``select``: which weights of a training checkpoint, or those at a key path.
+    ``strip_wrappers``: take wrapper modules (``module.``, ``_orig_mod.``) out of the names.
+    ``shared``: tied tensors in safetensors: each gets the data (``clone``), or one does and the metadata names the
+    others (``drop``).
     ``keep``, ``rule``, ``rules``: the user's own rules; ``rule`` before ``keep`` before the file ``rules``, the first
     that matches a name wins.
     ``preset``, ``norms``, ``mixed``: what stays FP32 without a rule: what the architecture needs, normalisation
@@ -96,23 +117,31 @@ def convert(
     """
     policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
     limits = Limits(on_overflow, on_nonfinite, max_underflow)
-    _one_of("verify", verify, VerifyMode)
+    for name, value, choices in (
+        ("verify", verify, VerifyMode),
+        ("weights", weights, Weights),
+        ("format", format, FormatChoice),
+        ("shared", shared, SharedMode),
+    ):
+        _one_of(name, value, choices)
     started = time.perf_counter()
-    reader = open_checkpoint(source)
-    with reader.file:
-        final, fmt = output_path(reader, policy.target, output, force=force)
+    with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
+        path = found.file.path
+        final, fmt = output_path(path, found.format, policy.target, output, choice=format, force=force)
         if report is not None:
-            check_report_path(Path(report), (reader.file.path, final))
+            check_report_path(Path(report), (path, final))
         written = None if report is None else Path(report)
-        job = _Job(reader, fmt, final, limits, _workers(workers), verify, force, durable, written)
-        options = _options(policy, limits, verify)
+        job = _Job(found, fmt, final, limits, _workers(workers), verify, force, durable, written, (weights, select))
+        options = _options(policy, limits, verify) | {
+            "weights": weights, "select": select, "strip_wrappers": strip_wrappers, "shared": shared,
+        }  # fmt: skip
 
         def summary(result: _Result) -> Report:
             return _report(job, result, options, time.perf_counter() - started)
 
         try:
             with collector_paused():
-                made = _plan(reader, policy)
+                made = _for_output(_plan(found, policy), found, fmt, policy, shared)
             return _run(job, made, progress, summary)
         except (NumericError, VerificationError) as e:
             if report is not None and e.report is not None:
@@ -132,15 +161,32 @@ def _rules(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | Non
     return parsed if rules is None else [*parsed, *read_rules(Path(rules))]
 
 
-def _plan(reader: Reader, policy: Policy) -> Plan:
-    if not reader.infos:
-        raise InputError("holds no tensors: there is nothing to convert", path=reader.file.path)
-    path = reader.file.path
+def _plan(found: Checkpoint, policy: Policy) -> Plan:
+    path = found.file.path
+    if not found.infos and not found.opaque:
+        raise InputError("holds no tensors: there is nothing to convert", path=path)
     config, notes = config_beside(path)
-    made = make_plan(reader.infos, {**reader.metadata}, policy, config=config, name=path.name)
+    made = make_plan(found.infos, {**found.metadata}, policy, config=config, name=path.name, others=tuple(found.opaque))
     if not made.items:
-        raise UsageError("the rules drop every tensor", path=reader.file.path)
-    return replace(made, notes=(*reader.notes, *notes, *made.notes))
+        raise UsageError("the rules drop every tensor", path=path)
+    return replace(made, notes=(*found.notes, *notes, *made.notes))
+
+
+def _for_output(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared: SharedMode) -> Plan:
+    """The plan with what the output's format asks for; raises OutputError for tensors that it cannot hold."""
+    flat = fmt.name == "safetensors" or found.source.is_part
+    for name, tensor in found.opaque.items():
+        if flat and not any(rule.to == "drop" and rule.matches(name) for rule in policy.rules):
+            hint = f"leave it out (--rule {name!r}=drop), or keep the checkpoint's structure (--format pt)"
+            message = f"is {tensor.kind}, which cannot be written"
+            raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
+    if fmt.name != "safetensors":
+        return made
+    metadata = {**made.metadata}
+    metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
+    if shared == "drop":
+        return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
+    return replace(made, metadata=metadata)
 
 
 def _one_of(name: str, value: object, choices: object) -> None:
@@ -157,46 +203,11 @@ def _workers(workers: int | None) -> int:
     return workers
 
 
-def output_path(reader: Reader, to: DType, output: StrPath | None, *, force: bool) -> tuple[Path, Format]:
-    """Where the output goes and in which format; raises OutputError for a place it cannot or must not go to."""
-    source = reader.file.path
-    name = default_name(source, reader.format, to)
-    final = source.with_name(name) if output is None else Path(output)
-    if output is not None and is_directory(final):
-        final = final / name
-    elif output is not None and os.fspath(output).endswith(("/", os.sep)):
-        raise OutputError("there is no such directory", path=os.fspath(output), hint="make it first")
-    fmt = format_for_suffix(final)
-    if fmt is None:
-        known = ", ".join(s for f in formats() for s in f.suffixes)
-        raise UsageError(f"the name {final.name!r} does not say a format", path=final, hint=f"end it in one of {known}")
-    if not is_directory(final.parent):
-        raise OutputError("there is no such directory", path=final.parent, hint="make it first")
-    if same_file(source, final):
-        raise OutputError("is the input itself", path=final, hint="give another name with -o")
-    if not is_taken(final):
-        return final, fmt
-    if not (final.is_file() or final.is_symlink()):
-        raise OutputError("is not a regular file", path=final, hint="give another name with -o")
-    if not force:
-        raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
-    return final, fmt
-
-
-def default_name(source: Path, fmt: Format, to: DType) -> str:
-    """``NAME.bf16.SUFFIX``; a dtype that the source's name already says gives way."""
-    stem, suffix = (source.stem, source.suffix) if source.suffix in fmt.suffixes else (source.stem, fmt.suffixes[0])
-    base, dot, said = stem.rpartition(".")
-    if dot and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
-        stem = base
-    return f"{stem}.{to}{suffix}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What stays the same throughout one conversion."""
 
-    reader: Reader
+    found: Checkpoint
     fmt: Format
     final: Path
     limits: Limits
@@ -205,6 +216,11 @@ class _Job:
     force: bool
     durable: bool
     report: Path | None
+    chosen: tuple[Weights, str | None]
+
+    @property
+    def file(self) -> InputFile:
+        return self.found.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,111 +236,96 @@ class _Result:
 
 
 def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Callable[[_Result], Report]) -> Report:
-    layout = _layout(job, made, held=0)
-    shown = Progress(made.source_bytes, progress)
+    made, layout = _layout(job, made, held=0)
+    shown = Progress(sum(p.src.nbytes for p in layout.places), progress)
     with part_file(job.final) as part:
-        stats = _write(job, made, layout, part, range(len(made.items)), shown)
-        made, layout, stats, findings = _settle(job, made, layout, part, stats, shown)
+        seen = _write(job, layout, layout.places, part, shown)
+        stats = {key: _whole(made.items[key], found) for key, found in seen.stats.items()}
+        made, layout, seen, findings = _settle(job, made, layout, part, replace(seen, stats=stats), shown)
         for key, item in enumerate(made.items):
-            if key in stats:
-                findings += run_checks(item, stats[key], job.limits)
-        result = _Result(made, layout, stats, tuple(findings))
+            if key in seen.stats:
+                findings += run_checks(item, seen.stats[key], job.limits)
+        result = _Result(made, layout, seen.stats, tuple(findings))
         errors = [f for f in findings if f.level == "error"]
         if errors:
             raise _refusal(job, made, errors, summary(result))
+        if layout.finish is not None:
+            for offset, data in layout.finish(seen.sums):
+                part.write(memoryview(data), offset)
         try:
             verified = _verify(job, result, part, shown)
         except VerificationError as e:
-            job.reader.file.require_unchanged()  # a source that changed is no damage to the output
+            job.file.require_unchanged()  # a source that changed is no damage to the output
             e.report = summary(result)
             raise
-        job.reader.file.require_unchanged()
+        job.file.require_unchanged()
         done = summary(replace(result, verified=verified, published=True))
         with done.staged(job.report) if job.report else nullcontext():
             part.publish(replace=job.force, durable=job.durable)
     return done
 
 
-def _layout(job: _Job, made: Plan, *, held: int) -> Layout:
-    """The plan's layout; raises OutputError when the disk has no room for it beside ``held`` bytes already reserved."""
-    metadata = {**made.metadata}
-    if job.fmt.name == "safetensors":
-        metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
+def _layout(job: _Job, made: Plan, *, held: int) -> tuple[Plan, Layout]:
+    """The output's layout, and the plan with what the format changed in it.
+
+    Raises OutputError when the disk has no room for it beside ``held`` bytes already reserved.
+    """
     with collector_paused():
-        layout = job.fmt.layout([i.src for i in made.items], [i.to for i in made.items], metadata)
+        tensors, dtypes = [i.src for i in made.items], [i.to for i in made.items]
+        layout = job.fmt.layout(job.found.source, tensors, dtypes, made.metadata, job.final.name)
     free = free_bytes(job.final.parent)
     if layout.size - held > free:
         raise OutputError(f"needs {layout.size - held} bytes, the disk has {free} free", path=job.final)
-    return layout
+    return made.amended(layout.changes) if layout.changes else made, layout
 
 
-def _write(
-    job: _Job, made: Plan, layout: Layout, part: PartFile, keys: Iterable[int], progress: Progress
-) -> dict[int, Stats]:
-    """One pass over the tensors ``keys``: read, cast, look, write.  What was seen in them, by key."""
-    from . import cast
+def _write(job: _Job, layout: Layout, places: Sequence[Place], part: PartFile, progress: Progress) -> Seen:
+    return write_pass(
+        job.file,
+        part,
+        layout,
+        places,
+        clamp=job.limits.on_overflow == "clamp",
+        norms=job.report is not None,
+        stop_at_overflow=job.limits.on_overflow == "error",
+        workers=job.workers,
+        progress=progress,
+    )
 
-    source, found, lock = job.reader.file, dict[int, Stats](), Lock()
-    clamp = job.limits.on_overflow == "clamp"
-    refused = False  # once a value does not fit, the rest is only read, to name every tensor
 
-    def start() -> Callable[[Chunk], None]:
-        lane = cast.Lane(CHUNK_BYTES)
-
-        def step(chunk: Chunk) -> None:
-            nonlocal refused
-            run, n = chunk.run, chunk.elements
-            data = lane.source(chunk.src_bytes)
-            source.read_into(data, chunk.src_offset)
-            if run.is_cast:
-                p = cast.pair(run.src, run.dst)
-                data = lane.cast(p, n)
-                seen = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=job.report is not None)
-                if seen:
-                    with lock:
-                        for key, stats in seen:
-                            found[key] = found.get(key, Stats()) + stats
-                            refused |= stats.overflow > 0 and job.limits.on_overflow == "error"
-            if not refused:
-                part.write(data, chunk.dst_offset)
-            progress.add(chunk.src_bytes)
-
-        return step
-
-    part.preallocate(layout.size)
-    part.write(memoryview(layout.header), 0)
-    source.advise_sequential()
-    with collector_paused():
-        runs = make_runs(made.items, layout.offsets, keys)
-    with cast.one_thread():
-        for_each(all_chunks(runs), start, workers=job.workers, tick=progress.show)
-    return found
+def _whole(item: Item, stats: Stats) -> Stats:
+    """Statistics of all elements: chunks in which there was nothing to say have not been counted."""
+    return Stats(n=item.src.numel - stats.n) + stats
 
 
 def _settle(
-    job: _Job, made: Plan, layout: Layout, part: PartFile, stats: dict[int, Stats], progress: Progress
-) -> tuple[Plan, Layout, dict[int, Stats], list[Finding]]:
+    job: _Job, made: Plan, layout: Layout, part: PartFile, seen: Seen, progress: Progress
+) -> tuple[Plan, Layout, Seen, list[Finding]]:
     """Give tensors that overflowed the dtype that ``on_overflow`` names, and write again what that changed."""
     changes, findings = {}, []
-    for key, seen in sorted(stats.items()):
+    for key, found in sorted(seen.stats.items()):
         item = made.items[key]
-        to = fallback(item, seen, job.limits)
+        to = fallback(item, found, job.limits)
         if to is not None:
-            text = overflow_text(item, seen)
+            text = overflow_text(item, found)
             changes[key] = (to, f"overflow in {item.to}")
             findings.append(Finding("overflow", "warning", item.src.name, f"{text}; {to} instead"))
     if not changes:
-        return made, layout, stats, findings
-    amended = made.amended(changes)
-    moved = _layout(job, amended, held=layout.size)
-    again = [k for k in range(len(made.items)) if k in changes or moved.offsets[k] != layout.offsets[k]]
-    progress.total += sum(made.items[k].src.nbytes for k in again)
-    unchanged = {k: s for k, s in stats.items() if k not in set(again)}
-    return amended, moved, unchanged | _write(job, amended, moved, part, again, progress), findings
+        return made, layout, seen, findings
+    amended, moved = _layout(job, made.amended(changes), held=layout.size)
+    before = {(p.keys, p.to, p.offset) for p in layout.places}
+    # checksums cover every chunk, so what has them is written whole
+    again = [p for p in moved.places if moved.finish is not None or (p.keys, p.to, p.offset) not in before]
+    progress.total += sum(p.src.nbytes for p in again)
+    second = _write(job, moved, again, part, progress)
+    rewritten = {key for p in again for key in p.keys}
+    stats = {k: s for k, s in seen.stats.items() if k not in rewritten}
+    stats |= {k: _whole(amended.items[k], s) for k, s in second.stats.items()}
+    return amended, moved, Seen(stats, second.sums), findings
 
 
 def _refusal(job: _Job, made: Plan, errors: Sequence[Finding], report: Report) -> NumericError:
-    path = os.fspath(job.reader.file.path)
+    path = os.fspath(job.file.path)
     first, *rest = [f"tensor {f.tensor!r}: {f.text}" for f in errors]
     text = "".join([first, *(f"\n{path}: {line}" for line in rest)])
     return NumericError(text, path=path, hint=hint(errors, made.target), report=report)
@@ -333,14 +334,20 @@ def _refusal(job: _Job, made: Plan, errors: Sequence[Finding], report: Report) -
 def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> int:
     if job.verify == "none":
         return 0
-    items, offsets = result.plan.items, result.layout.offsets
+    items, layout = result.plan.items, result.layout
     with collector_paused():
-        verify_header(part, job.fmt, items, result.layout)
-        runs = make_runs(items, offsets, range(len(items)))
-    chunks = list(all_chunks(runs) if job.verify == "full" else sample_chunks(runs, lambda k: items[k].src.name))
+        tensors, dtypes = [i.src for i in items], [i.to for i in items]
+        verify_header(part, job.fmt, layout, tensors, dtypes)
+        if job.fmt.name == "pt":
+            weights, select = ("auto", None) if job.found.source.is_part else job.chosen
+            with open_checkpoint(part.path, weights=weights, select=select) as out:
+                verify_names(part, out.infos, tensors, dtypes)
+        runs = make_runs(layout.places)
+    whole = job.verify == "full"
+    chunks = list(all_chunks(runs) if whole else sample_chunks(runs, lambda k: items[k].src.name if k >= 0 else ""))
     progress.total += sum(chunk.src_bytes for chunk in chunks)
     return verify_values(
-        job.reader.file,
+        job.file,
         part,
         chunks,
         items,
@@ -352,13 +359,13 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
 
 def _report(job: _Job, result: _Result, options: Mapping[str, Any], seconds: float) -> Report:
     return Report(
-        source=os.fspath(job.reader.file.path),
+        source=os.fspath(job.file.path),
         output=os.fspath(job.final) if result.published else None,
         plan=result.plan,
         seen=result.stats,
         findings=result.findings,
         options=options,
-        source_bytes=job.reader.file.size,
+        source_bytes=job.file.size,
         output_bytes=result.layout.size,
         verified_bytes=result.verified,
         seconds=seconds,

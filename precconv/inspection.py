@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .checkpoint import open_checkpoint
 from .dtypes import DType
-from .formats import open_checkpoint
 from .tensors import TensorInfo
 
 __all__ = ["DTypeTotal", "Inspection", "inspect"]

@@ -90,10 +90,12 @@ def make_plan(
     *,
     config: Mapping[str, object] | None = None,
     name: str = "",
+    others: Sequence[str] = (),
 ) -> Plan:
     """Decide for every tensor of a checkpoint.
 
     ``config``: the model's ``config.json``, where there is one.  ``name``: what the source is called, for warnings.
+    ``others``: names that rules may match too, of what is no plain tensor.
     Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
     """
     tables = _tables(infos, policy, config)
@@ -105,7 +107,7 @@ def make_plan(
             dropped.append(Item(t, t.dtype, why))
         else:
             items.append(Item(t, to, why))
-    notes = [*_check_rules(infos, policy), *_mixed_note(items)]
+    notes = [*_check_rules(infos, policy, others), *_mixed_note(items)]
     warnings = advise(infos, config, policy.target, name, tables)
     return Plan(policy.target, tuple(items), tuple(dropped), {**metadata}, tuple(notes), tuple(warnings))
 
@@ -150,11 +152,13 @@ def _mixed_note(items: Sequence[Item]) -> list[str]:
     return [f"the source is mostly 16-bit, so its {kept} FP32 tensors without another reason stay FP32 (--mixed cast)"]
 
 
-def _check_rules(infos: Sequence[TensorInfo], policy: Policy) -> list[str]:
+def _check_rules(infos: Sequence[TensorInfo], policy: Policy, others: Sequence[str]) -> list[str]:
     """Every rule must match something: a typo is the common case.  Notes on those that change nothing."""
     notes = []
     for rule in policy.rules:
         matched = [t for t in infos if rule.matches(t.name)]
+        if not matched and any(map(rule.matches, others)):
+            continue
         if not matched:
             raise RuleError(f"{rule} matches no tensor", hint=suggest(rule, [t.name for t in infos]))
         if isinstance(rule.to, DType) and not any(t.dtype.is_castable for t in matched):

@@ -7,16 +7,18 @@ both sides.  A file of 100,000 small tensors is then as few steps as a file with
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import NamedTuple, TypeVar
 
 from .dtypes import DType
-from .plan import Item
+from .fileio import InputFile
+from .formats import Elements, Place
+from .tensors import TensorInfo
 
-__all__ = ["CHUNK_BYTES", "Chunk", "Progress", "Run", "all_chunks", "for_each", "make_runs"]
+__all__ = ["CHUNK_BYTES", "Chunk", "Progress", "Run", "RunReader", "all_chunks", "for_each", "make_runs"]
 
 T = TypeVar("T")
 
@@ -27,16 +29,18 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Run:
-    """Adjacent tensors with one source and one target dtype."""
+    """Adjacent stretches of tensor data with one source and one target dtype."""
 
     src: DType
     dst: DType
-    src_offset: int  #: first byte in the source file
+    src_offset: int  #: first byte in the source file; -1 where ``elements`` reads it
     dst_offset: int  #: first byte in the output file
-    is_cast: bool  #: whether the elements are numbers this tool reads; otherwise they are counted in bytes
+    is_cast: bool  #: whether the elements are numbers this tool looks at; otherwise they are counted in bytes
     src_size: int  #: bytes of one element in the source
     dst_size: int
-    keys: list[int] = field(default_factory=list)  #: positions in the plan
+    elements: Callable[[], Elements] | None = None
+    shown: Callable[[int, int], bytearray] | None = None  #: as in ``Place``
+    keys: list[int] = field(default_factory=list)  #: of the tensors: positions in the plan, -1 where none is meant
     starts: list[int] = field(default_factory=lambda: [0])  #: first element of each tensor, and the end
 
     def chunks(self, start: int, end: int) -> Iterator[Chunk]:
@@ -79,34 +83,52 @@ class Chunk(NamedTuple):
         return self.elements * self.run.dst_size
 
 
-def make_runs(items: Sequence[Item], offsets: Sequence[int], keys: Iterable[int]) -> list[Run]:
-    """Group items into runs, in the source's order.
-
-    ``offsets`` are the items' places in the output; ``keys`` says which items take part.
-    """
+def make_runs(places: Iterable[Place]) -> list[Run]:
+    """Group stretches of tensor data into runs, in the source's order."""
     runs: list[Run] = []
-    src_end = dst_end = -1  # where the next tensor must lie, on both sides, to go on with the run
-    for key in sorted(keys, key=lambda k: items[k].src.offset):
-        src, to, _ = items[key]
+    src_end = dst_end = -1  # where the next one must lie, on both sides, to go on with the run
+    for src, to, offset, keys, elements, shown in sorted(places, key=lambda place: place.src.offset):
         if src.nbytes == 0:
             continue
-        cast = src.dtype.is_castable
+        cast = bool(keys) and src.dtype.is_castable
+        alone = elements is not None or shown is not None
         run = runs[-1] if runs else None
-        if run is None or src.offset != src_end or offsets[key] != dst_end or not _continues(run, src.dtype, to):
-            sizes = (src.dtype.itemsize, to.itemsize) if cast else (1, 1)
-            run = Run(src.dtype, to, src.offset, offsets[key], cast, *sizes)
+        follows = src.offset == src_end and offset == dst_end
+        if run is None or alone or not follows or not _continues(run, src, to, cast=cast):
+            wide = cast or (alone and src.dtype.bits >= 8)
+            sizes = (src.dtype.itemsize, to.itemsize) if wide else (1, 1)
+            run = Run(src.dtype, to, src.offset, offset, cast, *sizes, elements, shown)
             runs.append(run)
-        elements = src.nbytes // run.src_size
-        run.keys.append(key)
-        run.starts.append(run.starts[-1] + elements)
-        src_end, dst_end = src.offset + src.nbytes, offsets[key] + elements * run.dst_size
+        count = src.nbytes // run.src_size
+        run.keys.append(keys[0] if keys else -1)
+        run.starts.append(run.starts[-1] + count)
+        src_end, dst_end = (-1, -1) if alone else (src.offset + src.nbytes, offset + count * run.dst_size)
     return runs
 
 
-def _continues(run: Run, src: DType, dst: DType) -> bool:
-    if run.is_cast:
-        return run.src is src and run.dst is dst
-    return not src.is_castable  # bytes are bytes
+def _continues(run: Run, src: TensorInfo, dst: DType, *, cast: bool) -> bool:
+    if run.is_cast or cast:
+        return run.is_cast and cast and run.src is src.dtype and run.dst is dst
+    return True  # bytes are bytes
+
+
+class RunReader:
+    """Reads chunks of the source; for one thread."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._run: Run | None = None
+        self._elements: Elements | None = None
+
+    def read(self, chunk: Chunk, out: memoryview) -> None:
+        """Fill ``out`` with the chunk's bytes."""
+        run = chunk.run
+        if run.elements is None:
+            self._file.read_into(out, chunk.src_offset)
+            return
+        if self._run is not run or self._elements is None:
+            self._run, self._elements = run, run.elements()
+        self._elements.read(out, chunk.start)
 
 
 def all_chunks(runs: Iterable[Run]) -> Iterator[Chunk]:

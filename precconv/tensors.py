@@ -19,7 +19,7 @@ class TensorInfo(NamedTuple):
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    offset: int  #: first byte in the file, counted from the start of the file
+    offset: int  #: first byte in the file; -1 where its elements do not lie one after the other, as they are
     nbytes: int
 
     @property

@@ -10,24 +10,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from .errors import UsageError
-from .tree import Tensor
 
 __all__ = ["Split", "ema_only", "without_twins"]
 
 _TWIN = re.compile(r"(?P<outer>(?:[^.]+\.)*?)model_ema\.(?P<body>[^.]+)")
 _COUNTERS = ("decay", "num_updates")
 
-Tensors = dict[str, Tensor]
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...
+
+
+T = TypeVar("T", bound=_Shaped)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Generic[T]):
     """What to take, under which names, and what is left of a state dict with twins."""
 
-    tensors: Tensors
-    left: Tensors
+    tensors: dict[str, T]
+    left: dict[str, T]
     renamed: dict[str, str]  #: new name to the name in the file
 
 
@@ -35,7 +41,7 @@ def _twins(tensors: Mapping[str, object]) -> dict[str, re.Match[str]]:
     return {name: found for name in tensors if (found := _TWIN.fullmatch(name))}
 
 
-def without_twins(tensors: Tensors) -> Split | None:
+def without_twins(tensors: dict[str, T]) -> Split[T] | None:
     """The model alone; None where there are no twins."""
     twins = _twins(tensors)
     if not twins:
@@ -44,7 +50,7 @@ def without_twins(tensors: Tensors) -> Split | None:
     return Split(kept, {name: tensors[name] for name in twins}, {})
 
 
-def ema_only(tensors: Tensors) -> Split | None:
+def ema_only(tensors: dict[str, T]) -> Split[T] | None:
     """The model with each parameter that has a twin replaced by it; None where there are no twins.
 
     Raises UsageError for a twin that stands for no tensor, or for several.
@@ -80,7 +86,7 @@ def _split_model(name: str) -> tuple[str, str, str]:
     return (head + ".", "model.", tail) if marker else ("", "", name)
 
 
-def _original(name: str, found: re.Match[str], originals: dict[str, list[str]], tensors: Tensors) -> str:
+def _original(name: str, found: re.Match[str], originals: dict[str, list[str]], tensors: Mapping[str, _Shaped]) -> str:
     """The name that a twin stands for."""
     outer, body = found["outer"], found["body"]
     names = originals.get(f"{outer}\0{body}") or originals.get(f"\0{outer.replace('.', '')}{body}") or []

@@ -6,13 +6,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+from .dtypes import DType
 from .errors import VerificationError
 from .fileio import InputFile, PartFile
 from .formats import Format, Layout
 from .plan import Item
-from .runs import CHUNK_BYTES, Chunk, Progress, Run, for_each
+from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each
+from .tensors import TensorInfo
 
-__all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_values"]
+__all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_names", "verify_values"]
 
 VerifyMode = Literal["sample", "full", "none"]
 #: Source bytes looked at in each of three places of every tensor: its start, its end, and one between.
@@ -43,33 +45,29 @@ def _windows(run: Run, names: Callable[[int], str]) -> Iterator[tuple[int, int]]
             yield end - width, end
 
 
-def verify_header(part: PartFile, fmt: Format, items: Sequence[Item], layout: Layout) -> None:
-    """The format's library finds the planned names, dtypes, shapes and order, and the header is the planned one.
-
-    Raises VerificationError otherwise.  The header's own bytes are compared for what the library does not show.
-    Tensors without elements have no place in the order: they share theirs with whatever follows.
-    """
+def verify_header(
+    part: PartFile, fmt: Format, layout: Layout, tensors: Sequence[TensorInfo], dtypes: Sequence[DType]
+) -> None:
+    """The format's own library reads the output, and finds what was planned; raises VerificationError otherwise."""
     try:
-        found = fmt.library_view(part.path)
-    except VerificationError as e:
-        raise VerificationError(e.message, path=part.final) from e  # the temporary name means nothing to anyone
-    for src, to, _ in items:
-        got = found.get(src.name)
-        if got != (to.code, src.shape):
+        fmt.check(part.path, layout, tensors, dtypes)
+    except VerificationError as e:  # the temporary name means nothing to anyone
+        raise VerificationError(e.message, path=part.final, tensor=e.tensor) from e
+
+
+def verify_names(
+    part: PartFile, found: Sequence[TensorInfo], tensors: Sequence[TensorInfo], dtypes: Sequence[DType]
+) -> None:
+    """The output, opened as any checkpoint, has the planned weights and no others."""
+    have = {t.name: (t.dtype, t.shape) for t in found}
+    for t, d in zip(tensors, dtypes, strict=True):
+        got = have.pop(t.name, None)
+        if got != (d, t.shape):
             seen = "nothing" if got is None else f"{got[0]} {list(got[1])}"
-            raise VerificationError(
-                f"planned as {to.code} {list(src.shape)}, the {fmt.name} library finds {seen}",
-                path=part.final,
-                tensor=src.name,
-            )
-    order = sorted((offset, i.src.name) for offset, i in zip(layout.offsets, items, strict=True) if i.nbytes)
-    names = [name for _, name in order]
-    if len(found) != len(items) or [n for n, (_, shape) in found.items() if 0 not in shape] != names:
-        raise VerificationError("its tensors are not those planned, in the planned order", path=part.final)
-    header = bytearray(len(layout.header))
-    part.read_into(memoryview(header), 0)
-    if header != layout.header:
-        raise VerificationError("its header on disk is not the planned one", path=part.final)
+            message = f"planned as {d} {list(t.shape)}, the output holds {seen}"
+            raise VerificationError(message, path=part.final, tensor=t.name)
+    if have:
+        raise VerificationError("not planned, but in the output", path=part.final, tensor=next(iter(have)))
 
 
 def verify_values(
@@ -98,13 +96,16 @@ def verify_values(
 
     def start() -> Callable[[Chunk], None]:
         read, written = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
+        reader = RunReader(source)
 
         def compare(chunk: Chunk) -> None:
             run = chunk.run
             x, y = memoryview(read)[: chunk.src_bytes], memoryview(written)[: chunk.dst_bytes]
-            source.read_into(x, chunk.src_offset)
+            reader.read(chunk, x)
             part.read_into(y, chunk.dst_offset)
             p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
+            if run.shown is not None:
+                cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
             differs = cast.first_difference(x, y, p, clamp=clamp)
             if differs is not None:
                 raise _mismatch(chunk, differs // run.dst_size, items, part)
@@ -124,6 +125,6 @@ def _mismatch(chunk: Chunk, element: int, items: Sequence[Item], part: PartFile)
     return VerificationError(
         f"{unit} {chunk.start + element - first} on disk is not the cast of the source",
         path=part.final,
-        tensor=items[key].src.name,
+        tensor=items[key].src.name if key >= 0 else None,
         hint="the output was not published; check this machine's disk and memory, then run again",
     )

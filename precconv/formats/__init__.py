@@ -7,25 +7,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..dtypes import DType
 from ..errors import InputError, UnknownFormatError
 from ..fileio import InputFile, is_directory
 from ..tensors import TensorInfo
+from .impostors import directory_impostor, file_impostor
+from .torch_tensors import TensorRef
 
-__all__ = ["Format", "Layout", "Reader", "detect", "format_for_suffix", "formats", "open_checkpoint"]
+__all__ = [
+    "Elements",
+    "Format",
+    "Layout",
+    "Place",
+    "Reader",
+    "Source",
+    "detect",
+    "format_for_suffix",
+    "format_named",
+    "formats",
+    "open_reader",
+]
 
-_MODULES = ("safetensors",)
+_MODULES = ("safetensors", "torch")
 #: Enough of a file's start to tell any format by.
-_HEAD = 64
+_HEAD = 1024
+
+
+class Elements(Protocol):
+    """Reads a tensor whose elements do not lie one after the other in the file; for one thread at a time."""
+
+    def read(self, out: memoryview, start: int) -> None:
+        """Fill ``out``, bytes of whole elements, in row-major order from element ``start`` on."""
+        ...
 
 
 class Reader(Protocol):
-    """An open checkpoint.  ``infos`` are in the order of the bytes in the file."""
+    """An open file, its header read and valid."""
 
     @property
     def format(self) -> Format: ...
@@ -34,37 +57,70 @@ class Reader(Protocol):
     @property
     def metadata(self) -> Mapping[str, str]: ...
     @property
-    def infos(self) -> Sequence[TensorInfo]: ...
-    @property
     def notes(self) -> Sequence[str]:
         """What a user should know of this file, a sentence each."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The tensors of a file that a conversion is about."""
+
+    reader: Reader
+    infos: Sequence[TensorInfo]  #: under the names they get in the output
+    refs: Mapping[str, TensorRef] = field(default_factory=dict)  #: of a torch checkpoint's tensors, by those names
+    open_elements: Callable[[TensorRef], Elements] | None = None  #: for those of them without an offset
+    is_part: bool = False  #: whether the user chose some of the file's weights, and wants nothing else
+
+    @property
+    def file(self) -> InputFile:
+        return self.reader.file
+
+    def elements(self, info: TensorInfo) -> Callable[[], Elements] | None:
+        """What reads a tensor that has no offset."""
+        if info.offset >= 0:
+            return None
+        assert self.open_elements is not None
+        return partial(self.open_elements, self.refs[info.name])
+
+
+class Place(NamedTuple):
+    """A stretch of tensor data: elements that follow each other in the source, and do so in the output."""
+
+    src: TensorInfo  #: name, dtype, bytes and, unless it is -1, offset in the source
+    to: DType
+    offset: int  #: first byte in the output
+    keys: tuple[int, ...]  #: the tensors it holds, by position; none where it is copied unseen
+    elements: Callable[[], Elements] | None = None  #: where the source has no offset
+    shown: Callable[[int, int], bytearray] | None = None
+    """(start, count) to a byte an element, 0 where no tensor shows it; None where all are shown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where every byte of an output goes, fixed before any data is read."""
 
-    header: bytes  #: written at the start of the file
-    offsets: tuple[int, ...]  #: first byte of each tensor, in the order the tensors were given
+    start: Sequence[tuple[int, bytes]]  #: what is known now, and where it goes
+    places: Sequence[Place]
     size: int  #: of the whole file, bytes
+    changes: Mapping[int, tuple[DType, str]] = field(default_factory=dict)
+    """Tensors, by position, that the format must give another dtype than was wanted, and why."""
+    finish: Callable[[Sequence[tuple[int, int, int]]], Sequence[tuple[int, bytes]]] | None = None
+    """(offset, bytes, CRC-32) of every chunk written to what remains to be written, where checksums are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """A record of functions, not a base class."""
 
-    name: str
+    name: str  #: as ``--format`` has it
     suffixes: tuple[str, ...]
     sniff: Callable[[bytes], bool]  #: whether a file that starts so claims this format
-    open: Callable[[InputFile], Reader]  #: raises CorruptCheckpointError
-    layout: Callable[[Sequence[TensorInfo], Sequence[DType], Mapping[str, str]], Layout]
-    """Sources and their new dtypes to the bytes of an output; pure."""
-    library_view: Callable[[Path], dict[str, tuple[str, tuple[int, ...]]]]
-    """Names to (dtype code, shape) as the format's own library reads the file, in byte order.
-
-    Raises VerificationError when the library refuses it.
-    """
+    open: Callable[[InputFile], Reader]  #: raises UnknownFormatError or CorruptCheckpointError
+    layout: Callable[[Source, Sequence[TensorInfo], Sequence[DType], Mapping[str, str], str], Layout]
+    """Source, tensors, their new dtypes, metadata and the output's name to the bytes of the output; pure."""
+    check: Callable[[Path, Layout, Sequence[TensorInfo], Sequence[DType]], None]
+    """Read a finished file as its own library does; raises VerificationError where it is not the planned one."""
 
 
 def formats() -> tuple[Format, ...]:
@@ -76,22 +132,33 @@ def format_for_suffix(path: Path) -> Format | None:
     return next((f for f in formats() if path.suffix.lower() in f.suffixes), None)
 
 
+def format_named(name: str) -> Format:
+    """``safetensors`` or ``pt``."""
+    return next(f for f in formats() if f.name == name)
+
+
 def detect(file: InputFile) -> Format:
-    """The format a file is in, by its content and never by its name; raises UnknownFormatError."""
+    """The format a file is in, by its content and never by its name; raises UnknownFormatError saying what it is."""
     head = file.read(0, min(_HEAD, file.size))
     if not head:
         raise UnknownFormatError("is empty", path=file.path)
     for fmt in formats():
         if fmt.sniff(head):
             return fmt
+    impostor = file_impostor(file)
+    if impostor is not None:
+        raise impostor.error(file.path)
     known = ", ".join(f.name for f in formats())
     raise UnknownFormatError(f"not a checkpoint precconv can read (formats: {known})", path=file.path)
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Reader:
-    """Open a checkpoint and read its header, not its data.  Close ``.file`` when done."""
+def open_reader(path: str | os.PathLike[str]) -> Reader:
+    """Open a checkpoint file and read its header, not its data.  Close ``.file`` when done."""
     path = Path(path)
     if is_directory(path):
+        impostor = directory_impostor(path)
+        if impostor is not None:
+            raise impostor.error(path)
         raise InputError("is a directory, not a checkpoint file", path=path, hint="name a file in it")
     file = InputFile(path)
     try:

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 from ..bulk import collector_paused
 from ..dtypes import DType, by_code
-from ..errors import CorruptCheckpointError, VerificationError
+from ..errors import CorruptCheckpointError, OutputError, VerificationError
 from ..fileio import InputFile
 from ..tensors import TensorInfo
-from . import Format, Layout
+from . import Format, Layout, Place, Source
 
 MAX_HEADER = 100_000_000  #: bytes; the reference implementation refuses more
 _MAX_USIZE = (1 << 64) - 1
@@ -238,29 +238,42 @@ def _is_usize(value: object) -> bool:
     return type(value) is int and 0 <= value <= _MAX_USIZE
 
 
-def layout(sources: Sequence[TensorInfo], dtypes: Sequence[DType], metadata: Mapping[str, str]) -> Layout:
-    """The header of an output and the place of every tensor in it, given the sources and their new dtypes.
+def layout(
+    source: Source, tensors: Sequence[TensorInfo], dtypes: Sequence[DType], metadata: Mapping[str, str], _name: str
+) -> Layout:
+    """The header of an output and the place of every tensor in it, given the tensors and their new dtypes.
 
-    The order of ``sources`` is kept, unless it is the order in which the safetensors library lays out (wider
-    types first, then by name) or would put a tensor across a boundary of its own element size: then the output
-    has the library's order for the new dtypes, and is byte for byte what the library would have written.
+    The order of a safetensors source is kept, unless it is the order in which the safetensors library lays out
+    (wider types first, then by name) or would put a tensor across a boundary of its own element size: then, and for
+    sources in other formats, the output has the library's order for the new dtypes, and is byte for byte what the
+    library would have written.  Raises OutputError for a dtype that the format has no code for.
     """
-    sizes = [prod(t.shape) * d.bits // 8 for t, d in zip(sources, dtypes, strict=True)]
-    order: Sequence[int] = range(len(sources))
-    if is_library_order(sources) or not _is_aligned(sizes, dtypes):
-        order = sorted(order, key=lambda i: (-dtypes[i].rank, sources[i].name))
-    start = [0] * len(sources)
+    for t, d in zip(tensors, dtypes, strict=True):
+        if not d.code:
+            hint = f"leave it out (--rule {t.name!r}=drop) or write --format pt"
+            raise OutputError(f"safetensors has no {d} type", tensor=t.name, hint=hint)
+    sizes = [prod(t.shape) * d.bits // 8 for t, d in zip(tensors, dtypes, strict=True)]
+    order: Sequence[int] = range(len(tensors))
+    if source.reader.format is not FORMAT or is_library_order(tensors) or not _is_aligned(sizes, dtypes):
+        order = sorted(order, key=lambda i: (-dtypes[i].rank, tensors[i].name))
     entries = [f'"__metadata__":{_json(dict(metadata))}'] if metadata else []
+    starts = []
     at = 0
     for i in order:
-        t, code, start[i] = sources[i], dtypes[i].code, at
+        t, code, start = tensors[i], dtypes[i].code, at
         at += sizes[i]
+        starts.append(start)
         shape = ",".join(map(str, t.shape))
-        entries.append(f'{_json(t.name)}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{start[i]},{at}]}}')
+        entries.append(f'{_json(t.name)}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{start},{at}]}}')
     body = ("{" + ",".join(entries) + "}").encode()
     body += b" " * (-len(body) % 8)
     header = struct.pack("<Q", len(body)) + body
-    return Layout(header, tuple(s + len(header) for s in start), at + len(header))
+    base = len(header)
+    places = [
+        Place(tensors[i], dtypes[i], base + start, (i,), source.elements(tensors[i]))
+        for i, start in zip(order, starts, strict=True)
+    ]
+    return Layout([(0, header)], places, at + base)
 
 
 #: As the reference implementation's serde_json writes: no spaces, UTF-8 as it is.
@@ -278,8 +291,29 @@ def _is_aligned(sizes: Sequence[int], dtypes: Sequence[DType]) -> bool:
     return all(start % max(1, d.bits // 8) == 0 for start, d in zip(starts, dtypes, strict=False))
 
 
-def library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What the safetensors library finds in the file, in the order of its bytes."""
+def check(path: Path, planned: Layout, tensors: Sequence[TensorInfo], dtypes: Sequence[DType]) -> None:
+    """The safetensors library finds the planned names, dtypes, shapes and order, under the planned header.
+
+    Tensors without elements have no place in the order: they share theirs with whatever follows.
+    """
+    found = _library_view(path)
+    for t, d in zip(tensors, dtypes, strict=True):
+        got = found.get(t.name)
+        if got != (d.code, t.shape):
+            seen = "nothing" if got is None else f"{got[0]} {list(got[1])}"
+            message = f"planned as {d.code} {list(t.shape)}, the safetensors library finds {seen}"
+            raise VerificationError(message, path=path, tensor=t.name)
+    names = [place.src.name for place in planned.places if place.src.nbytes]
+    if len(found) != len(tensors) or [n for n, (_, shape) in found.items() if 0 not in shape] != names:
+        raise VerificationError("its tensors are not those planned, in the planned order", path=path)
+    (_, header), *_ = planned.start
+    with open(path, "rb") as f:
+        if f.read(len(header)) != header:
+            raise VerificationError("its header on disk is not the planned one", path=path)
+
+
+def _library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Names to (dtype code, shape) as the safetensors library finds them, in the order of their bytes."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -293,4 +327,4 @@ def library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise VerificationError(f"the safetensors library refuses the output: {e}", path=path) from e
 
 
-FORMAT = Format("safetensors", (".safetensors", ".sft"), sniff, open_file, layout, library_view)
+FORMAT = Format("safetensors", (".safetensors", ".sft"), sniff, open_file, layout, check)

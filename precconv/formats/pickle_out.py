@@ -1,0 +1,383 @@
+"""Writes an inert graph as a pickle again: what loading it makes is what loading its source made.
+
+Every object is written by the opcode that the source used for it, in the order in which CPython's pickler works, so
+that callables see the arguments they saw.  Values take the opcodes of protocol 2 wherever it has one for them,
+because ``torch.load(weights_only=True)`` knows no others.  An object that is referred to more than once is written
+once and then fetched from the memo, by identity.
+
+Nothing is imported or run, and nothing here recurses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from ..errors import InputError
+from .pickled import ByteString, Elements, Global, Key, Persistent, Placeholder, StorageRef, children
+
+__all__ = ["pickle_bytes"]
+
+_BATCH = 1000  #: items that CPython's pickler gives an object at a time
+_U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
+_U64 = struct.Struct("<Q")
+_SINGLE = {"items": b"a", "pairs": b"s"}
+_MANY = {"items": b"e", "pairs": b"u", "elements": b"\x90"}
+_MAKE = {"reduce": b"R", "newobj": b"\x81", "newobj_ex": b"\x92"}
+_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
+#: Passes over the graph after which a cycle is no longer one that a pickler wrote: tuples in cycles are begun again
+#: for each list or dict between them and themselves.
+_MAX_RETURNS = 16
+
+
+def pickle_bytes(
+    root: object,
+    *,
+    protocol: int = 2,
+    discarded: Sequence[Placeholder] = (),
+    replace: Mapping[int, object] | None = None,
+    key: Callable[[StorageRef], str] = lambda storage: storage.key,
+) -> bytes:
+    """The pickle of ``root``, which is only read.
+
+    ``protocol``: the source's; it decides how loaders understand names.  Below 2 it becomes 2.
+    ``discarded``: calls made for their effect, written after the object.
+    ``replace``: by ``id()`` of a node of the graph, the node that is written in its place, everywhere.
+    ``key``: the record each storage is in; called whenever one is written, in the order of the pickle.
+
+    Raises InputError for what torch could not load from a zip checkpoint, with its name.
+    """
+    out = _Writer(_References((root, *discarded)), replace or {}, key)
+    out.write(b"\x80" + bytes((max(protocol, 2),)))
+    out.run(root)
+    for call in discarded:
+        out.run(call)
+        out.write(b"0")
+    out.write(b".")
+    return b"".join(out.parts)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, StorageRef})
+
+
+class _References:
+    """Who is referred to how, found in one pass over the graph."""
+
+    def __init__(self, roots: Iterable[object]) -> None:
+        self.shared: set[int] = set()  #: ids of what is referred to more than once
+        self.arguments: set[int] = set()  #: ids of lists and the like that calls are given
+        self.count = 0
+        seen: set[int] = set()
+        stack = [node for node in roots if type(node) not in _PLAIN]
+        while stack:
+            node = stack.pop()
+            ident = id(node)
+            if ident in seen:
+                self.shared.add(ident)
+                continue
+            seen.add(ident)
+            inner = children(node)
+            self.count += len(inner)
+            stack.extend(part for part in inner if type(part) not in _PLAIN)
+            if isinstance(node, Placeholder):
+                self.arguments.update(id(arg) for arg in node.args if isinstance(arg, list | dict | Elements))
+
+
+Steps = Iterator[object]  #: writes, and yields the nodes to be written in between
+
+
+class _Writer:
+    """The opcodes so far, and the memo: what is in it was written and can be fetched."""
+
+    def __init__(
+        self, references: _References, replace: Mapping[int, object], key: Callable[[StorageRef], str]
+    ) -> None:
+        self.parts: list[bytes] = []
+        self.write = self.parts.append
+        self._shared = references.shared
+        self._arguments = references.arguments
+        self._replace = replace
+        self._key = key
+        self._budget = _MAX_RETURNS * references.count + 100_000
+        self._memo: dict[object, bytes] = {}  #: by id; by value for names and for text within storage ids
+
+    def run(self, root: object) -> None:
+        """Write ``root`` and all below it."""
+        first = self._begin(root)
+        stack = [] if first is None else [first]
+        while stack:
+            for node in stack[-1]:
+                steps = self._begin(node)
+                if steps is not None:
+                    stack.append(steps)
+                    break
+            else:
+                stack.pop()
+
+    def _begin(self, node: object) -> Steps | None:
+        """Write a node that holds no others; for one that does, its steps."""
+        kind = type(node)
+        atom = _ATOMS.get(kind)
+        if atom is not None:
+            self.write(atom(node))
+            return None
+        if isinstance(node, Global):
+            self._name(node)
+            return None
+        ident = id(node)
+        self._budget -= 1
+        if self._budget < 0:
+            raise InputError("its objects refer to each other in too many circles to be written again")
+        fetch = self._memo.get(ident)
+        if fetch is not None:
+            self.write(fetch)
+            return None
+        if self._replace:
+            node = self._replace.get(ident, node)
+            kind = type(node)
+        if kind in _VALUES:
+            self.write(_VALUES[kind](node))
+            self._put(ident)
+            return None
+        steps = _STEPS.get(kind)
+        if steps is None:
+            raise InputError(f"an object of type {kind.__name__} cannot be written to a pickle")
+        return steps(self, node, ident)
+
+    def _put(self, ident: int) -> None:
+        """Remember what was just written, if it is referred to again."""
+        if ident in self._shared and ident not in self._memo:
+            self._remember(ident)
+
+    def _put_open(self, ident: int, content: object) -> None:
+        """Remember an object that is going to get its content: what it is a part of may be begun again from there.
+
+        Not so an argument of a call, which is written anew for the second call, as the first still waits for it.
+        """
+        if ident in self._memo or not (content or ident in self._shared):
+            return
+        if ident in self._arguments and ident not in self._shared:
+            self._arguments.discard(ident)  # a third time, it is the second's
+        else:
+            self._remember(ident)
+
+    def _remember(self, name: object) -> None:
+        index = len(self._memo)
+        if index < 256:
+            operand, put, get = bytes((index,)), b"q", b"h"
+        else:
+            operand, put, get = _U32.pack(index), b"r", b"j"
+        self.write(put + operand)
+        self._memo[name] = get + operand
+
+    def _recalled(self, ident: int, undo: bytes) -> bool:
+        """Whether an object came about while its parts were written; ``undo`` drops those.
+
+        So it is with a tuple that holds a list that holds the tuple: CPython's pickler does the same.
+        """
+        fetch = self._memo.get(ident)
+        if fetch is None:
+            return False
+        self.write(undo + fetch)
+        return True
+
+    # What holds other nodes ---------------------------------------------------------------------------------
+
+    def tuple(self, node: tuple[object, ...], ident: int) -> Steps:
+        size = len(node)
+        if size > 3:
+            self.write(b"(")
+        yield from node
+        if size > 3:
+            if not self._recalled(ident, b"1"):
+                self.write(b"t")
+                self._put(ident)
+        elif size == 0:
+            self.write(b")")
+        elif not self._recalled(ident, b"0" * size):
+            self.write(_TUPLES[size])
+            self._put(ident)
+
+    def list(self, node: list[object], ident: int) -> Steps:
+        self.write(b"]")
+        self._put_open(ident, node)
+        return self._fill("items", node)
+
+    def dict(self, node: dict[object, object], ident: int) -> Steps:
+        self.write(b"}")
+        self._put_open(ident, node)
+        return self._fill("pairs", node.items())
+
+    def elements(self, node: Elements, ident: int) -> Steps:
+        if not node.frozen:
+            self.write(b"\x8f")
+            self._put_open(ident, node.items)
+            yield from self._fill("elements", node.items)
+            return
+        self.write(b"(")
+        yield from node.items
+        if not self._recalled(ident, b"1"):
+            self.write(b"\x91")
+            self._put(ident)
+
+    def _fill(self, kind: str, content: Iterable[object]) -> Steps:
+        """Give the object on the stack its items, pairs or elements."""
+        pairs = kind == "pairs"
+        batch: list[object] = []
+        for entry in content:
+            batch.append(entry)
+            if len(batch) == _BATCH:
+                yield from self._batch(kind, batch, pairs=pairs)
+                batch = []
+        yield from self._batch(kind, batch, pairs=pairs)
+
+    def _batch(self, kind: str, batch: Sequence[object], *, pairs: bool) -> Steps:
+        if not batch:
+            return
+        single = _SINGLE.get(kind) if len(batch) == 1 else None
+        if single is None:
+            self.write(b"(")
+        for entry in batch:
+            if pairs:
+                assert isinstance(entry, tuple)
+                yield from entry
+            else:
+                yield entry
+        self.write(single or _MANY[kind])
+
+    def placeholder(self, node: Placeholder, ident: int) -> Steps:
+        how = node.how
+        if how == "inst" or how == "obj":
+            self.write(b"(")
+            name = _name_line(node.callable) if how == "inst" else None
+            if name is None:
+                yield node.callable
+            yield from node.args
+            made, undo = b"o" if name is None else b"i" + name, b"1"
+        else:
+            yield node.callable
+            yield node.args
+            if how == "newobj_ex":
+                yield node.kwargs
+            made, undo = _MAKE[how], b"000" if how == "newobj_ex" else b"00"
+        if self._recalled(ident, undo):
+            return
+        self.write(made)
+        self._put_open(ident, node.edits)
+        for kind, value in node.edits or ():
+            if kind == "state":
+                yield value
+                self.write(b"b")
+            elif kind == "call":
+                yield value
+                self.write(b"0")
+            else:
+                assert isinstance(value, list)
+                yield from self._fill(kind, value)
+
+    def key(self, node: Key, _: int) -> Steps:
+        yield node.value
+
+    # Names and references ------------------------------------------------------------------------------------
+
+    def _name(self, node: Global) -> None:
+        fetch = self._memo.get(node)
+        if fetch is not None:
+            self.write(fetch)
+            return
+        line = _name_line(node)
+        if line is not None:
+            self.write(b"c" + line)
+        else:
+            self.write(_text(node.module) + _text(node.name) + b"\x93")
+        self._remember(node)
+
+    def storage(self, node: StorageRef, _: int) -> Steps:
+        """As ``torch.save`` refers to a storage: ("storage", type, key, location, number of elements)."""
+        self.write(b"(")
+        self._known_text("storage")
+        yield node.type
+        self.write(_text(self._key(node)))
+        self._known_text(node.location)
+        yield node.numel
+        self.write(b"tQ")
+
+    def _known_text(self, value: str) -> None:
+        fetch = self._memo.get(value)
+        if fetch is None:
+            self.write(_text(value))
+            self._remember(value)
+        else:
+            self.write(fetch)
+
+    def persistent(self, node: Persistent, _: int) -> Steps:
+        """Old pickled modules: ``("module", class, file, source)``, of which torch keeps the class."""
+        pid = node.pid
+        if isinstance(pid, tuple) and len(pid) > 1 and pid[0] in ("module", b"module"):
+            yield pid[1]
+            return
+        shown = pid if isinstance(pid, str | int) else type(pid).__name__
+        raise InputError(f"the persistent id {shown!r:.80} stands for nothing that torch could load")
+
+
+def _name_line(node: object) -> bytes | None:
+    """A name as two lines; None where lines cannot hold it."""
+    if not isinstance(node, Global) or not node.module or not node.name or "\n" in node.module + node.name:
+        return None
+    try:
+        return f"{node.module}\n{node.name}\n".encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 256:
+        return b"K" + bytes((value,))
+    if 0 <= value < 65536:
+        return b"M" + value.to_bytes(2, "little")
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + _I32.pack(value)
+    size = (value.bit_length() >> 3) + 1
+    data = value.to_bytes(size, "little", signed=True)
+    return (b"\x8a" + bytes((size,)) if size < 256 else b"\x8b" + _I32.pack(size)) + data
+
+
+def _text(value: str) -> bytes:
+    data = value.encode("utf-8", "surrogatepass")
+    return (b"X" + _U32.pack(len(data)) if len(data) < 1 << 32 else b"\x8d" + _U64.pack(len(data))) + data
+
+
+def _bytes(value: bytes) -> bytes:
+    size = len(value)
+    if size < 256:
+        return b"C" + bytes((size,)) + value
+    return (b"B" + _U32.pack(size) if size < 1 << 32 else b"\x8e" + _U64.pack(size)) + value
+
+
+def _byte_string(value: bytes) -> bytes:
+    """Text of Python 2: how it is understood is for whoever loads it to say."""
+    return (b"U" + bytes((len(value),)) if len(value) < 256 else b"T" + _I32.pack(len(value))) + bytes(value)
+
+
+_ATOMS: dict[type, Callable[..., bytes]] = {
+    type(None): lambda _: b"N",
+    bool: lambda value: b"\x88" if value else b"\x89",
+    int: _integer,
+    float: lambda value: b"G" + _F64.pack(value),
+}
+_VALUES: dict[type, Callable[..., bytes]] = {
+    str: _text,
+    bytes: _bytes,
+    ByteString: _byte_string,
+    bytearray: lambda value: b"\x96" + _U64.pack(len(value)) + bytes(value),
+}
+_STEPS: dict[type, Callable[..., Steps]] = {
+    tuple: _Writer.tuple,
+    list: _Writer.list,
+    dict: _Writer.dict,
+    Elements: _Writer.elements,
+    Placeholder: _Writer.placeholder,
+    Key: _Writer.key,
+    StorageRef: _Writer.storage,
+    Persistent: _Writer.persistent,
+}

@@ -1,0 +1,73 @@
+"""Where an output goes, under which name and in which format."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from .dtypes import CASTABLE, DType
+from .errors import OutputError, UsageError
+from .fileio import is_directory, is_taken, same_file
+from .formats import Format, format_for_suffix, format_named, formats
+
+__all__ = ["FormatChoice", "default_name", "output_path"]
+
+FormatChoice = Literal["same", "safetensors", "pt"]
+
+
+def output_path(
+    source: Path,
+    source_format: Format,
+    to: DType,
+    output: str | os.PathLike[str] | None,
+    *,
+    choice: FormatChoice,
+    force: bool,
+) -> tuple[Path, Format]:
+    """Where the output goes and in which format.
+
+    Raises OutputError for a place it cannot or must not go to, UsageError for a name that contradicts the format.
+    """
+    wanted = source_format if choice == "same" else format_named(choice)
+    name = default_name(source, wanted, to)
+    final = source.with_name(name) if output is None else Path(output)
+    if output is not None and is_directory(final):
+        final = final / name
+    elif output is not None and os.fspath(output).endswith(("/", os.sep)):
+        raise OutputError("there is no such directory", path=os.fspath(output), hint="make it first")
+    fmt = _format_of(final, None if choice == "same" else wanted)
+    if not is_directory(final.parent):
+        raise OutputError("there is no such directory", path=final.parent, hint="make it first")
+    if same_file(source, final):
+        raise OutputError("is the input itself", path=final, hint="give another name with -o")
+    if not is_taken(final):
+        return final, fmt
+    if not (final.is_file() or final.is_symlink()):
+        raise OutputError("is not a regular file", path=final, hint="give another name with -o")
+    if not force:
+        raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
+    return final, fmt
+
+
+def _format_of(final: Path, wanted: Format | None) -> Format:
+    """The format a name's suffix says; where it says none, the one that was asked for by name."""
+    said = format_for_suffix(final)
+    if said is None and wanted is None:
+        known = ", ".join(s for f in formats() for s in f.suffixes)
+        hint = f"end it in one of {known}, or say --format"
+        raise UsageError(f"the name {final.name!r} does not say a format", path=final, hint=hint)
+    if said is not None and wanted is not None and said is not wanted:
+        raise UsageError(f"--format {wanted.name} contradicts the name's suffix", path=final)
+    found = said or wanted
+    assert found is not None
+    return found
+
+
+def default_name(source: Path, fmt: Format, to: DType) -> str:
+    """``NAME.bf16.SUFFIX``; a dtype that the source's name already says gives way."""
+    stem, suffix = (source.stem, source.suffix) if source.suffix in fmt.suffixes else (source.stem, fmt.suffixes[0])
+    base, dot, said = stem.rpartition(".")
+    if dot and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
+        stem = base
+    return f"{stem}.{to}{suffix}"
