@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tree import Tally, Tree, describe, entries
+from .tree import Tally, Tree
 
 __all__ = ["Entry", "outline"]
 
@@ -27,17 +27,17 @@ class Entry:
 def outline(root: object, *, depth: int = 2, width: int = 40) -> list[Entry]:
     """``depth`` levels, at most ``width`` entries of each container; state dicts inside stay closed."""
     tree = Tree(root)
-    lines = [Entry("", describe(root), tree.tally(root))]
+    lines = [Entry("", tree.describe(root), tree.tally(root))]
     level = [("", root)]
     for _ in range(depth):
         below: list[tuple[str, object]] = []
         for path, node in level:
-            inner = [] if tree.tensor(node) is not None else entries(node)
+            inner = [] if tree.tensor(node) is not None else tree.entries(node)
             if path and inner and all(tree.tensor(value) is not None for _, value in inner):
                 continue
             for key, value in inner[:width]:
                 where = f"{path}.{key}" if path else key
-                lines.append(Entry(where, describe(value), tree.tally(value)))
+                lines.append(Entry(where, tree.describe(value), tree.tally(value)))
                 below.append((where, value))
             if len(inner) > width:
                 lines.append(Entry(path, f"and {len(inner) - width} more", Tally()))

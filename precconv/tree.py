@@ -12,11 +12,12 @@ from .formats.numpy_nodes import array_of, scalar_of
 from .formats.pickled import Elements, Global, Key, Placeholder, class_of, mapping, sequence, text
 from .formats.torch_tensors import OpaqueTensor, TensorRef, tensor_of
 
-__all__ = ["Tally", "Tensor", "Tree", "describe", "entries", "key_text"]
+__all__ = ["Tally", "Tensor", "Tree", "describe", "key_text"]
 
 Tensor = TensorRef | OpaqueTensor
 
 _MAX_TEXT = 40
+_MAX_KEY = 4096  #: characters; longer keys are no names
 _NONE = (0, 0)
 _MANY = 1 << 62  #: shared containers can make sums grow exponentially
 
@@ -36,6 +37,8 @@ class Tree:
         self.root = root
         self._tensors: dict[int, Tensor] = {}
         self._tallies: dict[int, tuple[int, int]] = {}
+        self._entries: dict[int, list[tuple[str, object]]] = {}
+        self._described: dict[int, str] = {}
         self._count(root)
 
     def tensor(self, node: object) -> Tensor | None:
@@ -45,6 +48,28 @@ class Tree:
     def tally(self, node: object) -> Tally:
         """The tensors under a node of the tree, itself included."""
         return Tally(*self._tallies.get(id(node), _NONE))
+
+    def entries(self, node: object) -> list[tuple[str, object]]:
+        """What a node of the tree holds by key text or index, attributes for an object; read once."""
+        if not isinstance(node, dict | list | tuple | Placeholder):
+            return []
+        found = self._entries.get(id(node))
+        if found is None:
+            found = self._entries[id(node)] = _entries(node)
+        return found
+
+    def describe(self, node: object) -> str:
+        """``describe``, worked out once for a node that many share."""
+        if not isinstance(node, Placeholder):
+            return describe(node)
+        found = self._described.get(id(node))
+        if found is None:
+            found = self._described[id(node)] = describe(node)
+        return found
+
+    def _inner(self, node: object) -> list[object]:
+        values = [value for _, value in self.entries(node)]
+        return [*node.args, *values] if isinstance(node, Placeholder) else values
 
     def _count(self, root: object) -> None:
         """Depth first, children before parents; a container met inside itself adds nothing."""
@@ -62,7 +87,7 @@ class Tree:
                 self._tensors[id(node)] = found
                 self._tallies[id(node)] = (1, found.nbytes if isinstance(found, TensorRef) else 0)
                 continue
-            inner = _inner(node)
+            inner = self._inner(node)
             stack.append((node, inner))
             stack.extend((item, None) for item in reversed(inner))
 
@@ -74,13 +99,7 @@ class Tree:
         return min(count, _MANY), min(nbytes, _MANY)
 
 
-def _inner(node: object) -> list[object]:
-    values = [value for _, value in entries(node)]
-    return [*node.args, *values] if isinstance(node, Placeholder) else values
-
-
-def entries(node: object) -> list[tuple[str, object]]:
-    """What a container holds, by key text or index; an object's attributes; empty for all else."""
+def _entries(node: object) -> list[tuple[str, object]]:
     pairs = mapping(node)
     if pairs is not None:
         return [(key_text(key), value) for key, value in pairs.items()]
@@ -100,9 +119,9 @@ def _attributes(node: Placeholder) -> list[tuple[str, object]]:
 
 def key_text(key: object) -> str:
     """A dict key as it stands in a key path: classes by name, anything else by what it is."""
-    plain = text(key)
-    if plain is not None:
-        return plain
+    if isinstance(key, str | bytes):
+        plain = text(key[:_MAX_KEY]) or ""
+        return plain if len(key) <= _MAX_KEY else f"{plain[:100]}… ({len(key)} long)"
     if isinstance(key, bool | float | Global | None):
         return str(key)
     if isinstance(key, int):

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from .errors import PrecconvError, UnknownFormatError, UsageError
-from .formats.pickled import Placeholder, class_of, mapping, sequence
+from .errors import CorruptCheckpointError, PrecconvError, UnknownFormatError, UsageError
+from .formats.pickled import Placeholder, class_of, is_container, mapping
 from .formats.torch_tensors import TensorRef
 from .outline import Entry
-from .tree import Tally, Tensor, Tree, describe, entries
+from .tree import Tally, Tensor, Tree, describe
 from .twins import ema_only, without_twins
 
 __all__ = ["Selection", "Weights", "select"]
@@ -46,7 +46,9 @@ _TRAINING = re.compile(
     re.IGNORECASE,
 )
 _MAX_DEPTH = 16
-_MAX_NAME = 10_000  #: characters; names grow with nesting
+_MAX_NAME = 1000  #: characters; names grow with nesting
+_MAX_NAMES = 1 << 26  #: characters that nesting may add to all of them
+_MAX_SHOWN = 200  #: characters of a key path in a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ def select(root: object, weights: Weights = "auto", path: str | None = None, *, 
 
 def _select(root: object, weights: Weights, path: str | None) -> Selection:
     tree = Tree(root)
-    sets = _wanted(tree, list(_sets(tree, root, (), "model")), weights) if path is None else [_at(root, path)]
+    if path is None:
+        sets = _wanted(tree, list(_sets(tree, root, (), "model", set())), weights)
+    else:
+        sets = [_at(tree, path)]
     names: dict[str, Tensor] = {}
     inside: list[Entry] = []
     for one in sets:
@@ -99,7 +104,7 @@ def _select(root: object, weights: Weights, path: str | None) -> Selection:
     if not names:
         raise UsageError(f"there are no tensors at {sets[0].shown!r}")
     _check_present(root, names)
-    left = (*_beside(tree, [one.path for one in sets]), *inside)
+    left = (*_beside(tree, {one.path for one in sets}), *inside)
     chosen = Selection(tuple(one.shown for one in sets), names, left)
     named = path is not None or any(one.kind == "ema" for one in sets)
     return _with_twins(chosen, weights, needed=not named)
@@ -125,32 +130,27 @@ def _nbytes(tensor: Tensor) -> int:
 # Finding the state dicts -----------------------------------------------------------------------------------
 
 
-def _is_container(node: object) -> bool:
-    return mapping(node) is not None or sequence(node) is not None
-
-
 def _is_training(key: str, node: object) -> bool:
     """Whether an entry is training state: by its key, or because it is made like an optimizer's state."""
     if _TRAINING.search(key) and key.lower() not in _MODEL and not _EMA.search(key):
         return True
-    pairs = mapping(node)
-    return pairs is not None and "param_groups" in pairs and "state" in pairs
+    return isinstance(node, dict) and "param_groups" in node and "state" in node
 
 
-def _holds_state_dict(node: object) -> bool:
-    keys = [key for key, value in entries(node) if _is_container(value)]
+def _holds_state_dict(tree: Tree, node: object) -> bool:
+    keys = [key for key, value in tree.entries(node) if is_container(value)]
     return any(key.lower() in _MODEL or _EMA.search(key) for key in keys)
 
 
 def _parts(tree: Tree, node: object) -> tuple[Tally, dict[str, object]]:
     """Tensors directly in a container, and the entries below which there are more, training state apart."""
-    inner = entries(node)
+    inner = tree.entries(node)
     below = {
         key: value
         for key, value in inner
         if tree.tensor(value) is None
         and tree.tally(value).count
-        and _is_container(value)
+        and is_container(value)
         and not _is_training(key, value)
     }
     direct = [found for _, value in inner if (found := tree.tensor(value)) is not None]
@@ -159,12 +159,17 @@ def _parts(tree: Tree, node: object) -> tuple[Tally, dict[str, object]]:
     return Tally(len(direct), sum(_nbytes(found) for found in direct)), below
 
 
-def _sets(tree: Tree, node: object, path: tuple[str, ...], kind: Literal["model", "ema"]) -> Iterator[_Set]:
-    """The state dicts under a node that is no state dict's inside."""
+def _sets(
+    tree: Tree, node: object, path: tuple[str, ...], kind: Literal["model", "ema"], seen: set[int]
+) -> Iterator[_Set]:
+    """The state dicts under a node that is no state dict's inside; one that is under two keys once."""
     if tree.tensor(node) is not None:
         yield _Set(path, node, kind)
         return
-    if len(path) > _MAX_DEPTH or not _is_container(node) or _is_training("", node):
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if len(path) > _MAX_DEPTH or not is_container(node) or _is_training("", node):
         return
     direct, below = _parts(tree, node)
     model = {key: value for key, value in below.items() if key.lower() in _MODEL}
@@ -173,20 +178,19 @@ def _sets(tree: Tree, node: object, path: tuple[str, ...], kind: Literal["model"
     if direct.count and 2 * direct.nbytes >= largest:
         yield _Set(path, node, kind)
         model = {}
-    elif path and below and not any(_holds_state_dict(value) for value in (node, *below.values())):
+    elif path and below and not any(_holds_state_dict(tree, value) for value in (node, *below.values())):
         yield _Set(path, node, kind)  # a tree of dicts: one set, its names joined
         return
     elif not model and not ema:
         model = below
     for key, value in model.items():
-        yield from _sets(tree, value, (*path, key), kind)
+        yield from _sets(tree, value, (*path, key), kind, seen)
     for key, value in ema.items():
-        yield from _sets(tree, value, (*path, key), "ema")
+        yield from _sets(tree, value, (*path, key), "ema", seen)
 
 
 def _wanted(tree: Tree, found: list[_Set], weights: Weights) -> list[_Set]:
     """Those of the candidates that ``weights`` asks for; several only for ``all``."""
-    found = [one for i, one in enumerate(found) if not any(one.node is other.node for other in found[:i])]
     if not found:
         raise _nothing(tree)
     if weights == "all":
@@ -197,19 +201,21 @@ def _wanted(tree: Tree, found: list[_Set], weights: Weights) -> list[_Set]:
         raise UsageError(f"only EMA weights are in this file, at {ema[0].shown!r}", hint="use --weights ema")
     pool = ema or model if weights == "ema" else model or ema  # EMA twins may be inside the model
     if len(pool) > 1:
-        shown = "; ".join(str(Entry(one.shown, describe(one.node), tree.tally(one.node))) for one in pool)
+        shown = "; ".join(
+            str(Entry(one.shown, tree.describe(one.node), tree.tally(one.node))) for one in pool
+        )
         hint = f"choose one, as in --select {pool[0].shown or 'KEY.PATH'}, or take all with --weights all"
         raise UsageError(f"several sets of weights: {shown}", hint=hint)
     return pool
 
 
-def _at(root: object, path: str) -> _Set:
+def _at(tree: Tree, path: str) -> _Set:
     """What is at a key path; keys may have dots themselves, the longest that fits is taken."""
-    node = root
+    node = tree.root
     taken: list[str] = []
     rest = path.split(".") if path else []
     while rest:
-        inner = dict(entries(node))
+        inner = dict(tree.entries(node))
         fits = [n for n in range(len(rest), 0, -1) if ".".join(rest[:n]) in inner]
         if not fits:
             where = repr(".".join(taken)) if taken else "the top level"
@@ -237,7 +243,7 @@ def _check_present(root: object, names: dict[str, Tensor]) -> None:
 
 def _nothing(tree: Tree) -> UnknownFormatError:
     """No weights: because a model object was pickled, or because there are none."""
-    for key, value in [("", tree.root), *entries(tree.root)]:
+    for key, value in [("", tree.root), *tree.entries(tree.root)]:
         if is_module(value):
             assert isinstance(value, Placeholder)
             where = f" at {key!r}" if key else ""
@@ -254,7 +260,7 @@ def _nothing(tree: Tree) -> UnknownFormatError:
             f"no weights: the {count} tensors in it are training state or inside objects",
             hint="if some are weights after all, name them with --select KEY.PATH",
         )
-    return UnknownFormatError(f"no tensors in it, it holds {describe(tree.root)}")
+    return UnknownFormatError(f"no tensors in it, it holds {tree.describe(tree.root)}")
 
 
 def is_module(node: object) -> bool:
@@ -273,8 +279,8 @@ def _flat(tree: Tree, one: _Set, left: list[Entry]) -> Iterator[tuple[str, Tenso
         yield (one.path[-1] if one.path else "tensor"), found
         return
     start = f"{one.shown}." if one.path else ""
-    entered = {id(one.node)}
-    stack = [(key, key, value) for key, value in reversed(entries(one.node))]
+    entered, spent = {id(one.node)}, 0
+    stack = [(key, key, value) for key, value in reversed(tree.entries(one.node))]
     while stack:
         name, key, value = stack.pop()
         found = tree.tensor(value)
@@ -282,29 +288,37 @@ def _flat(tree: Tree, one: _Set, left: list[Entry]) -> Iterator[tuple[str, Tenso
             yield name, found
         elif _is_inside(tree, name, key, value) and id(value) not in entered:
             entered.add(id(value))
-            stack.extend((f"{name}.{inner}", inner, item) for inner, item in reversed(entries(value)))
+            stack.extend((f"{name}.{inner}", inner, item) for inner, item in reversed(tree.entries(value)))
+            spent += len(tree.entries(value)) * len(name)
+            if spent > _MAX_NAMES:
+                raise CorruptCheckpointError("the names of its tensors would take more memory than is right")
         else:
-            left.append(Entry(start + name, describe(value), tree.tally(value)))
+            left.append(Entry(_clipped(start + name), tree.describe(value), tree.tally(value)))
+
+
+def _clipped(path: str) -> str:
+    return path if len(path) <= _MAX_SHOWN else path[:_MAX_SHOWN] + "…"
 
 
 def _is_inside(tree: Tree, name: str, key: str, value: object) -> bool:
     """Whether a container in a state dict is a part of it, and no second one or training state."""
-    if not tree.tally(value).count or not _is_container(value) or len(name) > _MAX_NAME:
+    if not tree.tally(value).count or not is_container(value) or len(name) > _MAX_NAME:
         return False
     another = key.lower() in _MODEL and "state" in key.lower()
     return not (another or _EMA.search(key) or _is_training(key, value))
 
 
-def _beside(tree: Tree, paths: list[tuple[str, ...]]) -> Iterator[Entry]:
+def _beside(tree: Tree, paths: set[tuple[str, ...]]) -> Iterator[Entry]:
     """Everything on the way to the chosen state dicts that does not lead to one."""
+    on_the_way = {path[:n] for path in paths for n in range(len(path) + 1)}
     level: list[tuple[tuple[str, ...], object]] = [((), tree.root)]
     while level:
         below: list[tuple[tuple[str, ...], object]] = []
         for path, node in level:
-            for key, value in entries(node) if path not in paths else ():
+            for key, value in tree.entries(node) if path not in paths else ():
                 here = (*path, key)
-                if any(chosen[: len(here)] == here for chosen in paths):
+                if here in on_the_way:
                     below.append((here, value))
                 else:
-                    yield Entry(".".join(here), describe(value), tree.tally(value))
+                    yield Entry(_clipped(".".join(here)), tree.describe(value), tree.tally(value))
         level = below

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import time
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from precconv.errors import PrecconvError, UnknownFormatError, UsageError
 from precconv.formats.pickled import Global, Placeholder, StorageRef
 from precconv.formats.torch_legacy import open_legacy
 from precconv.formats.torch_open import open_torch
+from precconv.formats.torch_storages import Storages
 from precconv.formats.torch_tensors import TensorRef
 from precconv.formats.unpickle import unpickle
 from precconv.outline import outline
@@ -371,6 +378,106 @@ def test_deep_trees_end_in_an_answer() -> None:
     with pytest.raises(PrecconvError):
         select(deep)
     assert list(select({"model": deep, "a": tensor}).tensors) == ["a"]
+
+
+def tensor_node() -> Placeholder:
+    storage = StorageRef("0", Global("torch", "FloatStorage"), None, 4)
+    return Placeholder("reduce", Global("torch._utils", "_rebuild_tensor"), (storage, 0, (4,), (1,)))
+
+
+def hostile() -> dict[str, object]:
+    """Trees that are small and would cost without end if each path or reference were followed."""
+    wide: dict[object, object] = {f"k{i}": i for i in range(10_000)}
+    big = Placeholder(
+        "reduce", Global("collections", "OrderedDict"), (), None, [("pairs", list(wide.items()))]
+    )
+    models: object = {"w": tensor_node()}
+    for _ in range(30):  # 5**30 paths of model keys
+        models = dict.fromkeys(("model", "module", "net", "state_dict", "params"), models)
+    array = Placeholder(
+        "reduce",
+        Global("numpy._core.numeric", "_frombuffer"),
+        (bytes(1 << 24), Placeholder("reduce", Global("numpy", "dtype"), ("f4",)), (1 << 22,), "C"),
+    )
+    device = Global("torch._utils", "_rebuild_device_tensor_from_numpy")
+    shared = Placeholder("reduce", device, (array, Global("torch", "float32"), "xla:0", False))
+    metadata = dict.fromkeys(map(str, range(10_000)), False)
+    v2 = Global("torch._utils", "_rebuild_tensor_v2")
+    storage = StorageRef("0", Global("torch", "FloatStorage"), None, 4)
+    nested: object = tensor_node()
+    for _ in range(300):
+        nested = {"x" * 50: nested}
+    return {
+        "one dict many times": {"a": tensor_node(), "list": [big] * 20_000},
+        "paths without number": models,
+        "one array in many tensors": {
+            f"t{i}": Placeholder("reduce", device, shared.args) for i in range(10_000)
+        },
+        "one metadata in many tensors": {
+            str(i): Placeholder("reduce", v2, (storage, 0, (4,), (1,), False, None, metadata))
+            for i in range(10_000)
+        },
+        "long names": {"model": {"x" * 900: {f"{'y' * 90}{i}": tensor_node() for i in range(80_000)}}},
+        "a long key": {"model": {"x" * 10_000_000: {str(i): tensor_node() for i in range(1000)}}},
+        "deep names": {"model": nested, "b": tensor_node()},
+        "many sets": {str(i): {"w": tensor_node()} for i in range(10_000)},
+    }
+
+
+HOSTILE = hostile()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_trees_cost_little(name: str) -> None:
+    root = HOSTILE[name]
+    start = time.process_time()
+    for weights in ("auto", "all", "ema"):
+        with contextlib.suppress(PrecconvError):
+            select(root, weights)
+    with contextlib.suppress(PrecconvError):
+        outline(root)
+    assert time.process_time() - start < 15
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), min_size=1, max_size=6),
+    st.sampled_from(["auto", "model", "ema", "all"]),
+)
+@settings(deadline=None)
+def test_damaged_trees_raise_nothing_but_our_own_errors(
+    edits: list[tuple[int, int]], weights: Weights
+) -> None:
+    data = bytearray(SEED)
+    for place, byte in edits:
+        data[place % len(data)] = byte
+    try:
+        root = unpickle(bytes(data), persistent=Storages().persistent).root
+        outline(root)
+        select(root, weights)
+    except PrecconvError:
+        pass
+
+
+def pickled_seed() -> bytes:
+    value = {
+        "state_dict": {**ldm(), "n": np.float64(1), "p": torch.nn.Parameter(t(2)), "s": t(2, 2).to_sparse()},
+        "optimizer": adam(),
+        "args": argparse.Namespace(lr=0.1, shape=torch.Size([1]), device=torch.device("cpu")),
+        "array": np.arange(4),
+        "ema": [OrderedDict(sd())],
+    }
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        return archive.read("archive/data.pkl")
+
+
+SEED = pickled_seed()
+
+
+def test_errors_name_the_file() -> None:
+    with pytest.raises(UnknownFormatError, match=r"^x\.pt: no tensors in it"):
+        select({}, where="x.pt")
 
 
 def test_old_files_with_python_2_names_are_selected() -> None:

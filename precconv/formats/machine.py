@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 
 from .opstream import OpStream
-from .pickled import ByteString, Elements, Global, How, Key, Persistent, Placeholder, StorageRef
+from .pickled import ByteString, Edit, Elements, Global, How, Key, Persistent, Placeholder, StorageRef
 
 __all__ = ["Machine"]
+
+_MAX_EDITS = 100  #: of an object; batches of items are one
 
 
 class Machine:
@@ -168,6 +170,13 @@ def as_key(value: object) -> object:
     return value if isinstance(value, float) else Key(value)
 
 
+def record(m: Machine, target: Placeholder, edit: Edit) -> None:
+    """Note a change to an object; real ones see a handful, and readers look through all of them."""
+    target.add(edit)
+    if len(target.edits or ()) > _MAX_EDITS:
+        raise m.stream.error(f"an object is changed more than {_MAX_EDITS} times")
+
+
 def set_items(m: Machine, target: object, flat: list[object]) -> None:
     """Set keys and values, which the file lists in turn."""
     if len(flat) % 2:
@@ -178,7 +187,7 @@ def set_items(m: Machine, target: object, flat: list[object]) -> None:
         for key, value in pairs:
             target[as_key(key)] = value
     elif isinstance(target, Placeholder):
-        target.add(("pairs", list(pairs)))
+        record(m, target, ("pairs", list(pairs)))
     else:
         raise m.stream.error(f"items are set in {typed(target)}")
 
@@ -187,7 +196,7 @@ def append_items(m: Machine, target: object, items: list[object]) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, Placeholder):
-        target.add(("items", items))
+        record(m, target, ("items", items))
     else:
         raise m.stream.error(f"items are appended to {typed(target)}")
 
@@ -196,7 +205,7 @@ def add_elements(m: Machine, target: object, items: list[object]) -> None:
     if isinstance(target, Elements) and not target.frozen:
         target.items.extend(items)
     elif isinstance(target, Placeholder):
-        target.add(("elements", items))
+        record(m, target, ("elements", items))
     else:
         raise m.stream.error(f"elements are added to {typed(target)}")
 
@@ -207,6 +216,6 @@ def discard(m: Machine, value: object) -> None:
         return
     target = value.args[0] if value.args else None
     if isinstance(target, Placeholder):
-        target.add(("call", value))
+        record(m, target, ("call", value))
     else:
         m.discarded.append(value)

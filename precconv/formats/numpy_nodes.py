@@ -31,7 +31,7 @@ class Array:
     dtype: DType | None  #: None for objects, strings, records and big-endian data
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    data: bytes
+    data: object  #: the node that ``bytes_of`` reads
 
     @property
     def numel(self) -> int:
@@ -43,7 +43,7 @@ def bytes_of(node: object) -> bytes | None:
     if isinstance(node, bytes | bytearray):
         return bytes(node)
     if isinstance(node, str):  # Python 2 wrote its bytes as text
-        return node.encode("latin-1") if node.isascii() else None
+        return node.encode("ascii") if node.isascii() else None
     if not isinstance(node, Placeholder):
         return None
     if node.canonical in ("builtins.bytes", "builtins.bytearray"):
@@ -54,6 +54,16 @@ def bytes_of(node: object) -> bytes | None:
         except UnicodeEncodeError:
             return None
     return None
+
+
+def _size_of(node: object) -> int:
+    """Bytes that ``bytes_of`` would give, without making them; -1 where it gives none."""
+    if isinstance(node, bytes | bytearray | str):
+        return len(node)
+    if not isinstance(node, Placeholder) or not node.args:
+        return 0 if isinstance(node, Placeholder) and node.canonical.startswith("builtins.byte") else -1
+    inner = node.args[0]
+    return len(inner) if isinstance(inner, bytes | bytearray | str) else -1
 
 
 def _dtype_of(node: object) -> tuple[str, DType | None] | None:
@@ -72,11 +82,10 @@ def scalar_of(node: object) -> bool | int | float | None:
     if not isinstance(node, Placeholder) or node.canonical != "numpy._core.multiarray.scalar":
         return None
     kind = _dtype_of(node.args[0]) if len(node.args) == 2 else None
-    data = bytes_of(node.args[1]) if kind else None
-    if kind is None or data is None or kind[1] is None:
+    if kind is None or kind[1] is None or _size_of(node.args[1]) != kind[1].itemsize:
         return None
-    code = _STRUCT.get(kind[1].name)
-    if code is None or len(data) != kind[1].itemsize:
+    code, data = _STRUCT.get(kind[1].name), bytes_of(node.args[1])
+    if code is None or data is None or len(data) != kind[1].itemsize:
         return None
     value: bool | int | float = struct.unpack("<" + code, data)[0]
     return value
@@ -90,24 +99,24 @@ def array_of(node: object) -> Array | None:
     if node.canonical == "numpy._core.multiarray._reconstruct" and isinstance(state, tuple):
         if len(state) == 5:
             _, shape, kind, fortran, data = state
-            return _array(kind, shape, bytes_of(data), fortran=fortran is True)
+            return _array(kind, shape, data, fortran=fortran is True)
     elif node.canonical == "numpy._core.numeric._frombuffer" and len(node.args) == 4:
         data, kind, shape, order = node.args
-        return _array(kind, shape, bytes_of(data), fortran=order == "F")
+        return _array(kind, shape, data, fortran=order == "F")
     return None
 
 
-def _array(kind_node: object, shape: object, data: bytes | None, *, fortran: bool) -> Array | None:
+def _array(kind_node: object, shape: object, data: object, *, fortran: bool) -> Array | None:
     kind = _dtype_of(kind_node)
-    if kind is None or not isinstance(shape, tuple):
+    if kind is None or not isinstance(shape, tuple) or len(shape) > 64:
         return None
     sizes = tuple(n for n in shape if type(n) is int and n >= 0)
-    if len(sizes) != len(shape) or len(sizes) > 64:
+    if len(sizes) != len(shape):
         return None
     name, element = kind
-    if element is not None and (data is None or len(data) != prod(sizes) * element.itemsize):
+    if element is not None and _size_of(data) != prod(sizes) * element.itemsize:
         return None
-    return Array(name, element, sizes, _strides(sizes, fortran=fortran), data or b"")
+    return Array(name, element, sizes, _strides(sizes, fortran=fortran), data)
 
 
 def _strides(shape: tuple[int, ...], *, fortran: bool) -> tuple[int, ...]:

@@ -339,7 +339,7 @@ def _build(m: Machine) -> None:
     target = m.top()
     if not isinstance(target, Placeholder):
         raise m.stream.error(f"state is set on {do.typed(target)}")
-    target.add(("state", state))
+    do.record(m, target, ("state", state))
 
 
 @_op("P", 200)

@@ -38,6 +38,7 @@ __all__ = [
     "StorageRef",
     "children",
     "class_of",
+    "is_container",
     "mapping",
     "sequence",
     "text",
@@ -140,7 +141,7 @@ class StorageRef:
     location: str = "cpu"  #: device it was saved from; never acted on
     start: int = 0  #: first element within the record: storages of old files can be views of others
     pid: object = None  #: the persistent id as the file has it
-    inline: bytes | None = None  #: the data, where the pickle itself holds it
+    inline: object = None  #: bytes in any spelling, where the pickle itself holds the data
 
     @property
     def itemsize(self) -> int:
@@ -225,6 +226,19 @@ def walk(root: object) -> Iterator[object]:
 
 _MAPPINGS = ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict")
 
+_SEQUENCES = ("torch.Size", "builtins.list", "builtins.tuple")
+
+
+def is_container(node: object) -> bool:
+    """Whether ``mapping`` or ``sequence`` would read it, without the cost of doing so."""
+    if isinstance(node, dict | list | tuple):
+        return True
+    if not isinstance(node, Placeholder):
+        return False
+    return node.canonical in (*_MAPPINGS, *_SEQUENCES) or any(
+        kind in ("items", "pairs") for kind, _ in node.edits or ()
+    )
+
 
 def mapping(node: object) -> dict[object, object] | None:
     """A dict, OrderedDict, defaultdict, Counter or any object with items set in it as a dict; else None."""
@@ -258,7 +272,7 @@ def sequence(node: object) -> Sequence[object] | None:
         return node
     if not isinstance(node, Placeholder):
         return None
-    if node.canonical in ("torch.Size", "builtins.list", "builtins.tuple") and node.args:
+    if node.canonical in _SEQUENCES and node.args:
         inner = node.args[0]
         return inner if isinstance(inner, list | tuple) else None
     return node.items or None

@@ -8,6 +8,7 @@ from typing import Protocol
 from precconv.errors import CorruptCheckpointError
 from precconv.fileio import InputFile
 
+from .numpy_nodes import bytes_of
 from .torch_file import Extent, TorchFile
 from .torch_tensors import TensorRef
 from .zip_index import read_bytes
@@ -27,7 +28,10 @@ class StorageBytes(Protocol):
 def storage_bytes(file: TorchFile, ref: TensorRef) -> StorageBytes:
     """Access to the record that holds a tensor's data."""
     if ref.storage.inline is not None:
-        return _Inline(ref.storage.inline)
+        data = bytes_of(ref.storage.inline)
+        if data is None or len(data) < ref.byte_end:
+            raise CorruptCheckpointError("a numpy array's data is damaged", path=file.source.path)
+        return _Inline(data)
     extent = file.extent(ref.storage)
     return (_Deflated if extent.deflated else _Stored)(file.source, extent)
 

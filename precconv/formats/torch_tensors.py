@@ -24,6 +24,7 @@ __all__ = ["OpaqueTensor", "TensorRef", "tensor_of"]
 
 _MAX_DIMS = 64
 _MAX_WRAPPERS = 8
+_MAX_PARTS = 8  #: of a sparse tensor
 _MAX = 1 << 63
 
 
@@ -133,7 +134,10 @@ def _need(node: Placeholder, least: int) -> tuple[object, ...]:
 
 
 def _ints(value: object, what: str) -> tuple[int, ...]:
-    values = value if type(value) is tuple else sequence(value)
+    known = isinstance(value, list | tuple) or (
+        isinstance(value, Placeholder) and value.canonical == "torch.Size"
+    )
+    values = sequence(value) if known else None
     if values is None:
         raise _corrupt(f"its {what} is not a tuple")
     if len(values) > _MAX_DIMS:
@@ -196,6 +200,8 @@ def _v3(node: Placeholder) -> Tensor:
 
 def _with_metadata(ref: TensorRef, rest: list[object]) -> Tensor:
     metadata = rest[0]
+    if isinstance(metadata, Placeholder) or (isinstance(metadata, dict) and len(metadata) > _MAX_DIMS):
+        raise _corrupt("its metadata is no small dict")
     bits = [key for key, on in (mapping(metadata) or {}).items() if on is True]
     if bits:  # the values are not those stored until the bit is applied
         assert isinstance(ref.node, Placeholder)
@@ -287,7 +293,11 @@ def _from_numpy(node: Placeholder) -> Tensor:
     if array is None or element is None or array.dtype != element:
         return OpaqueTensor(node, f"a device tensor of {element or 'unknown type'} stored as a numpy array")
     storage = StorageRef(
-        f"numpy array at {id(node)}", Global("numpy", "ndarray"), element, array.numel, inline=array.data
+        f"numpy array at {id(array.data)}",
+        Global("numpy", "ndarray"),
+        element,
+        array.numel,
+        inline=array.data,
     )
     return _dense(node, storage, 0, array.shape, array.stride, grad=grad)
 
@@ -298,13 +308,13 @@ def _opaque(kind: str) -> Callable[[Placeholder], Tensor]:
 
 def _sparse(node: Placeholder) -> Tensor:
     """The parts are dense tensors, but for the shape: read here without following anything else."""
-    parts = sequence(node.args[1]) if len(node.args) > 1 else None
+    parts = node.args[1] if len(node.args) > 1 else None
     shape, element = None, None
-    for part in parts or ():
+    for part in parts[:_MAX_PARTS] if isinstance(parts, list | tuple) else ():
         if isinstance(part, Placeholder) and _READERS.get(part.canonical) in (_v1, _v2, _v3):
             found = tensor_of(part)
             element = found.dtype if isinstance(found, TensorRef) else element
-        elif sequence(part) is not None:
+        elif isinstance(part, tuple | Placeholder):
             shape = _ints(part, "shape")
     return OpaqueTensor(node, "a sparse tensor", element, shape)
 

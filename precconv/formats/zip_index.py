@@ -212,10 +212,11 @@ def _locate(headers: _Headers, entry: _Entry, directory: int) -> Record:
 
 def _check_kind(source: InputFile, entry: _Entry) -> None:
     """Refuse what checkpoints have no use for."""
+    if not entry.flags & 0x2041 and (entry.method == 8 or (entry.method == 0 and entry.packed == entry.size)):
+        return
     shown = _shown(entry.name)
     if entry.flags & 0x2041:
         raise _corrupt(source, f"record {shown} is encrypted")
     if entry.method not in (0, 8):
         raise _corrupt(source, f"record {shown} is compressed by method {entry.method}, not stored or deflated")
-    if entry.method == 0 and entry.packed != entry.size:
-        raise _corrupt(source, f"record {shown} is stored in {entry.packed} bytes but has {entry.size}")
+    raise _corrupt(source, f"record {shown} is stored in {entry.packed} bytes but has {entry.size}")
