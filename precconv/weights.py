@@ -47,7 +47,7 @@ _TRAINING = re.compile(
 )
 _MAX_DEPTH = 16
 _MAX_NAME = 1000  #: characters; names grow with nesting
-_MAX_NAMES = 1 << 26  #: characters that nesting may add to all of them
+_MAX_NAMES = 1 << 25  #: characters that nesting may add to all of them
 _MAX_SHOWN = 200  #: characters of a key path in a list
 
 

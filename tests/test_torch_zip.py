@@ -156,6 +156,16 @@ def test_strips_that_lie_far_apart_are_read_without_what_is_between(tmp_path: Pa
             assert read(file, found, tile=256) == raw(tensor)
 
 
+def test_a_permuted_tensor_larger_than_memory_allows_is_read_part_by_part(tmp_path: Path) -> None:
+    base = torch.arange(16 * 20 * 18 * 100, dtype=torch.int32).reshape(16, 20, 18, 100)
+    view = base.permute(3, 1, 0, 2)
+    with opened(saved({"v": view, "base": base}, tmp_path / "x.pt"), open_zip) as file:
+        found = tensor_of(file.root["v"])  # type: ignore[index]
+        assert isinstance(found, TensorRef)
+        for tile in (5_000, 50_000, 500_000):
+            assert read(file, found, tile=tile, step=70_001) == raw(view)
+
+
 def test_ties_views_and_parameters_are_told_apart(tmp_path: Path) -> None:
     w, p = torch.randn(4, 4), torch.nn.Parameter(torch.randn(2), requires_grad=False)
     value = {

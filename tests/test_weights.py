@@ -417,7 +417,7 @@ def hostile() -> dict[str, object]:
             str(i): Placeholder("reduce", v2, (storage, 0, (4,), (1,), False, None, metadata))
             for i in range(10_000)
         },
-        "long names": {"model": {"x" * 900: {f"{'y' * 90}{i}": tensor_node() for i in range(80_000)}}},
+        "long names": {"model": {"x" * 900: {f"{'y' * 90}{i}": tensor_node() for i in range(40_000)}}},
         "a long key": {"model": {"x" * 10_000_000: {str(i): tensor_node() for i in range(1000)}}},
         "deep names": {"model": nested, "b": tensor_node()},
         "many sets": {str(i): {"w": tensor_node()} for i in range(10_000)},

@@ -2,7 +2,7 @@
 
 Contiguous tensors are read straight into the caller's buffer.  For the others a tile, a block of whole inner
 rows, is gathered and kept, so that reading on is cheap: strips along one dimension are copied with a step,
-from memory where the tile's elements lie close together in the file, else read one by one.
+from memory where the tile's elements lie close together in the file, else each is read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from .torch_tensors import TensorRef
 
 __all__ = ["ElementReader"]
 
-_TILE = 32 << 20  #: bytes gathered at a time, and at most twice that read to gather them
+_TILE = 32 << 20  #: bytes gathered at a time, and bytes held to gather them from
 _STRIP = 1 << 20  #: bytes read at a time for a strip
-_APART = 1 << 13  #: bytes between elements from which each is read alone
+_SEEK = 1 << 13  #: bytes that are read on in the time that reading elsewhere takes to start
+_NO_STRIDE = 1 << 62
 _FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 Dim = tuple[int, int]  #: size and stride
+Placed = tuple[int, int, int]  #: size, stride in the source, stride in the target
 
 
 class ElementReader:
@@ -69,7 +71,7 @@ def _coalesced(dims: list[Dim]) -> list[Dim]:
     return out or [(1, 1)]
 
 
-def _offsets(dims: list[tuple[int, int, int]], src: int, dst: int) -> Iterator[tuple[int, int]]:
+def _offsets(dims: list[Placed], src: int, dst: int) -> Iterator[tuple[int, int]]:
     """Source and target offset of every index of ``dims``: size, source stride, target stride."""
     if not dims:
         yield src, dst
@@ -93,6 +95,7 @@ class _Tiles:
         self._start = ref.byte_start
         self._unit = unit
         self._dims = _coalesced([*dims, (parts, 1)])
+        self._near = tile
         self._cap = max(1, tile // unit)
         sizes = [size for size, _ in self._dims]
         self._cut = next(d for d in range(len(sizes)) if prod(sizes[d + 1 :]) <= self._cap)
@@ -127,48 +130,58 @@ class _Tiles:
         self._first = here - within % self._inner - (within // self._inner - row) * self._inner
         self._last = self._first + rows * self._inner
         self._tile = memoryview(bytearray(rows * self._inner * self._unit))
-        _Box(self._source, self._start + base * self._unit, self._unit, box).gather(self._tile)
+        _Box(self._source, self._start + base * self._unit, self._unit, self._near).gather(self._tile, box)
 
 
 class _Box:
-    """A block of elements to copy: ``dims`` in units from byte ``start`` of the storage."""
+    """Copies a block of elements: ``dims`` in units from byte ``start`` of the storage."""
 
-    def __init__(self, source: StorageBytes, start: int, unit: int, dims: list[Dim]) -> None:
+    def __init__(self, source: StorageBytes, start: int, unit: int, near: int) -> None:
         self._source = source
         self._start = start
         self._unit = unit
         self._format = _FORMATS[unit]
-        self._dims = dims
+        self._near = near // unit  #: units held to gather from
 
-    def gather(self, tile: memoryview) -> None:
+    def gather(self, tile: memoryview, dims: list[Dim]) -> None:
         """Fill ``tile`` with the block's elements in row-major order."""
-        span = sum((n - 1) * s for n, s in self._dims) + 1
-        target = tile.cast(self._format)
-        if span <= max(2 * len(target), _STRIP // self._unit):
-            near = self._units(0, span)
-            axis = max(range(len(self._dims)), key=lambda d: self._dims[d][0])
-            for src, dst, n, stride, step in self._strips(axis):
-                place = target[dst : dst + (n - 1) * step + 1 : step]
-                place[:] = self._stepped(near, src, n, stride)
-            return
-        moving = [d for d, (n, s) in enumerate(self._dims) if n > 1 and s] or [0]
-        axis = min(moving, key=lambda d: self._dims[d][1])
-        for src, dst, n, stride, step in self._strips(axis):
-            self._far_strip(target[dst : dst + (n - 1) * step + 1 : step], src, n, stride)
-
-    def _strips(self, axis: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Source and target offset of each strip along ``axis``, its length, stride and target step."""
-        sizes = [n for n, _ in self._dims]
+        sizes = [size for size, _ in dims]
         steps = [prod(sizes[d + 1 :]) for d in range(len(sizes))]
-        others = [(*self._dims[d], steps[d]) for d in range(len(sizes)) if d != axis]
-        others.sort(key=lambda dim: -dim[1])  # forwards through the source, which may have to be unpacked
-        for src, dst in _offsets(others, 0, 0):
-            yield src, dst, sizes[axis], self._dims[axis][1], steps[axis]
+        placed = [(n, s, t) for (n, s), t in zip(dims, steps, strict=True) if n > 1]
+        self._copy(tile.cast(self._format), 0, 0, placed or [(1, 1, 1)])
+
+    def _copy(self, target: memoryview[int], src: int, dst: int, dims: list[Placed]) -> None:
+        """Copy by the cheapest way: all from memory, part by part, or strip by strip from the file."""
+        span = sum((n - 1) * s for n, s, _ in dims) + 1
+        count = prod(n for n, _, _ in dims)
+        strip = min(dims, key=lambda dim: dim[1] or _NO_STRIDE)
+        if span > max(2 * count, count // strip[0] * _SEEK // self._unit, _STRIP // self._unit):
+            for a, b in _offsets(_sorted(dims, strip), src, dst):
+                self._far_strip(
+                    target[b : b + (strip[0] - 1) * strip[2] + 1 : strip[2]], a, strip[0], strip[1]
+                )
+        elif span > self._near and len(dims) > 1:
+            self._split(target, src, dst, dims, span)
+        else:
+            near = self._units(src, span)
+            n, stride, step = longest = max(dims)
+            for a, b in _offsets(_sorted(dims, longest), 0, dst):
+                target[b : b + (n - 1) * step + 1 : step] = self._stepped(near, a, n, stride)
+
+    def _split(self, target: memoryview[int], src: int, dst: int, dims: list[Placed], span: int) -> None:
+        """Cut the dimension of the largest stride so that each part fits into memory."""
+        n, stride, step = widest = max(dims, key=lambda dim: dim[1])
+        others = [dim for dim in dims if dim is not widest]
+        rows = max(1, min(n, (self._near - (span - (n - 1) * stride)) // stride + 1))
+        for i in range(0, n, rows):
+            part = min(rows, n - i)
+            inner = [(part, stride, step), *others] if part > 1 else others
+            self._copy(target, src + i * stride, dst + i * step, inner)
 
     def _far_strip(self, place: memoryview[int], src: int, n: int, stride: int) -> None:
         """Copy a strip whose elements must be read for it."""
         apart = stride * self._unit
-        count = 1 if apart >= _APART else n if stride == 0 else max(1, _STRIP // apart)
+        count = 1 if apart >= _SEEK else n if stride == 0 else max(1, _STRIP // apart)
         for at in range(0, n, count):
             m = min(count, n - at)
             near = self._units(src + at * stride, (m - 1) * stride + 1)
@@ -183,3 +196,8 @@ class _Box:
         buffer = memoryview(bytearray(count * self._unit))
         self._source.read(buffer, self._start + at * self._unit)
         return buffer.cast(self._format)
+
+
+def _sorted(dims: list[Placed], axis: Placed) -> list[Placed]:
+    """The dimensions but ``axis``, in an order that goes forwards through the source, which may be packed."""
+    return sorted((dim for dim in dims if dim is not axis), key=lambda dim: -dim[1])
