@@ -21,8 +21,10 @@ from safetensors.torch import load_file, save_file
 from precconv import convert, plan, verify
 from precconv.dtypes import CASTABLE, DTYPES, FP16, FP32, TARGETS, DType, dtype
 from precconv.errors import NumericError, OutputError, PrecconvError, UsageError, VerificationError
+from precconv.fileio import PartFile
 from precconv.report import SCHEMA
 from precconv.runs import CHUNK_BYTES
+from precconv.stats import Stats
 
 from .samples import (
     PROPERTY,
@@ -188,10 +190,24 @@ def test_a_tensor_of_many_chunks_is_cast_whole(tmp_path: Path) -> None:
     n = 5 * CHUNK + 17
     x = torch.arange(n, dtype=torch.float32)
     save_file({"x": x.reshape(1, -1)}, tmp_path / "in.safetensors")
-    done = convert(tmp_path / "in.safetensors", to="bf16", verify="full", workers=2)
+    report = tmp_path / "r.json"
+    done = convert(tmp_path / "in.safetensors", to="bf16", verify="full", workers=2, report=report)
     assert torch.equal(load_file(tmp_path / "in.bf16.safetensors")["x"][0], x.bfloat16())
     assert done.verified_bytes == 2 * n
-    assert done.stats.n == n
+    assert done.stats == Stats(n, zero=1, norms=done.stats.norms)
+    assert done.stats.norms is not None
+    assert done.stats.norms.square_sum == pytest.approx(n * (n - 1) * (2 * n - 1) / 6, rel=1e-12)
+
+
+@pytest.mark.parametrize("to", TARGETS, ids=str)
+def test_neighbours_of_the_same_size_are_not_taken_for_one(tmp_path: Path, to: DType) -> None:
+    """Side by side in the source and in the output, with as many bits before and after, but of other types."""
+    order = ["bf16", "fp16", "int16", "bf16", "fp16", "bf16", "int32", "fp32", "uint32", "fp64", "int64", "fp64"]
+    tensors = {f"{i:02}": random_tensor(dtype(d), (4, 16), i) for i, d in enumerate(order)}
+    source = write_checkpoint(tmp_path / "in.safetensors", tensors)
+    done = convert(source, to=to, verify="full")
+    assert_holds(Path(str(done.output)), {n: cast(x, to) for n, x in tensors.items()})
+    assert byte_order(Path(str(done.output))) == list(tensors)
 
 
 # --- overflow ---------------------------------------------------------------------------------------------
@@ -226,6 +242,21 @@ def test_overflow_names_every_tensor_and_leaves_nothing(tmp_path: Path, overflow
     assert not e.value.report.ok
     assert e.value.report.output is None
     assert {t.name: t.stats.overflow for t in e.value.report.tensors if t.stats.overflow} == {"big": 3, "z.big": 2}
+
+
+def test_once_a_value_does_not_fit_the_rest_is_only_read(
+    tmp_path: Path, overflowing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of writing what will be thrown away, for a large file."""
+    written: list[int] = []
+    monkeypatch.setattr(PartFile, "write", lambda _self, _data, offset: written.append(offset))
+    with pytest.raises(NumericError):
+        convert(overflowing, to="fp16", workers=1)
+    assert written == [0]  # the header
+    written.clear()
+    assert convert(overflowing, to="fp16", on_overflow="ieee", workers=1, verify="none").ok
+    assert len(written) > 3
+    assert {p.name for p in tmp_path.iterdir()} == {"in.safetensors", "in.fp16.safetensors"}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
@@ -349,8 +380,6 @@ def test_each_verification_reads_what_it_says(tmp_path: Path) -> None:
 def test_a_byte_that_changed_on_its_way_is_found_and_nothing_published(
     tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from precconv.fileio import PartFile
-
     source = write_checkpoint(tmp_path / "in.safetensors", {"w": torch.ones(100), "x": torch.ones(50)})
     before = listing(tmp_path)
     write = PartFile.write
