@@ -465,6 +465,8 @@ def evil(here: Path) -> Path:
     [
         (["inspect", "evil.safetensors"], 0),
         (["inspect", "evil.safetensors", "--json"], 0),
+        (["inspect", "evil.safetensors", "--to", "bf16", "-v"], 0),
+        (["inspect", "evil.safetensors", "--to", "bf16", "--json"], 0),
         (["evil.safetensors", "--to", "bf16", "-v"], 0),
         (["evil.safetensors", "--to", "bf16", "--json"], 0),
         (["evil.safetensors", "--to", "bf16", "--dry-run", "-v"], 0),

@@ -38,6 +38,8 @@ from .samples import (
     write_checkpoint,
 )
 
+#: What decides by names, shapes and shares is for other tests; here everything castable is cast.
+PLAIN: dict[str, Any] = {"preset": "none", "norms": "cast", "mixed": "cast"}
 CHUNK = CHUNK_BYTES // 4  # elements of a chunk of FP32
 
 
@@ -107,7 +109,7 @@ def test_a_file_of_any_dtypes_converts_as_load_cast_and_save_would(
     source, output, theirs = tmp_path / "in.safetensors", tmp_path / "out.safetensors", tmp_path / "theirs.safetensors"
     save_file(tensors, source)
     before = source.read_bytes()
-    convert(source, to=to, output=output, force=True, norms="cast", on_overflow="ieee", verify=mode, workers=1)
+    convert(source, to=to, output=output, force=True, **PLAIN, on_overflow="ieee", verify=mode, workers=1)
     want = {n: cast(x, to) for n, x in load_file(source).items()}
     assert_holds(output, want)
     assert source.read_bytes() == before
@@ -126,7 +128,7 @@ def test_the_file_is_byte_for_byte_the_librarys(
 ) -> None:
     source, output, theirs = tmp_path / "in.safetensors", tmp_path / "out.safetensors", tmp_path / "theirs.safetensors"
     save_file(tensors, source)
-    convert(source, to=to, output=output, force=True, norms="cast", on_overflow="ieee", workers=workers)
+    convert(source, to=to, output=output, force=True, **PLAIN, on_overflow="ieee", workers=workers)
     save_file({n: cast(x, to) for n, x in load_file(source).items()}, theirs, metadata={"format": "pt"})
     assert output.read_bytes() == theirs.read_bytes()
 
@@ -169,7 +171,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_sees_the_same(
     outputs, counts = [], []
     for workers in (1, 2, 7):
         output = tmp_path / f"{workers}.safetensors"
-        done = convert(awkward, to="fp16", output=output, on_overflow=policy, rule=rules, norms="cast", workers=workers)
+        done = convert(awkward, to="fp16", output=output, on_overflow=policy, rule=rules, workers=workers, **PLAIN)
         outputs.append(output.read_bytes())
         counts.append(([t.to_dict() for t in done.tensors], done.findings))
     assert outputs[0] == outputs[1] == outputs[2]
