@@ -353,6 +353,24 @@ def test_nan_and_inf_of_the_source_pass_with_a_warning_or_are_refused(tmp_path: 
     assert listing(tmp_path) == before
 
 
+@pytest.mark.parametrize("place", [0, 5 * CHUNK // 2, 4 * CHUNK + 16])
+@pytest.mark.parametrize("reported", [False, True])
+def test_shares_are_of_the_whole_tensor_and_not_of_the_chunks_that_stand_out(
+    tmp_path: Path, place: int, reported: bool
+) -> None:
+    n = 4 * CHUNK + 17
+    x, y = torch.ones(n), torch.ones(n)
+    x[place], y[place] = 7e4, 1e-9
+    source = write_checkpoint(tmp_path / "in.safetensors", {"x": x, "y": y})
+    options: dict[str, Any] = {"report": tmp_path / "r.json"} if reported else {}
+    with pytest.raises(NumericError, match=f"tensor 'x': 1 of {n} finite values do not fit"):
+        convert(source, to="fp16", **options)
+    done = convert(source, to="fp16", on_overflow="keep", max_underflow=1.5 / n, **options)
+    assert [f.text.partition(" (")[0] for f in done.findings] == [f"1 of {n} finite values do not fit fp16"]
+    with pytest.raises(NumericError, match=r"tensor 'y': 1 nonzero values \(0\.00%\) become 0 in fp16"):
+        convert(source, to="fp16", keep=["x"], force=True, max_underflow=0.5 / n, **options)
+
+
 def test_too_much_underflow_is_refused(tmp_path: Path) -> None:
     x = torch.full((100,), 0.5)
     x[:5], x[5:10] = 1e-9, 0
