@@ -17,7 +17,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from precconv.dtypes import BF16, CASTABLE, DTYPES, FP16, FP32, FP64, TARGETS, DType, by_code, dtype, target
+from precconv.dtypes import (
+    BF16,
+    CASTABLE,
+    DTYPES,
+    FP16,
+    FP32,
+    FP64,
+    TARGETS,
+    TORCH_ONLY,
+    DType,
+    by_code,
+    dtype,
+    target,
+)
 from precconv.errors import UsageError
 
 from .samples import torch_dtype
@@ -163,7 +176,7 @@ def test_the_underflow_bound_is_the_largest_value_that_becomes_zero(d: DType) ->
 
 
 def test_no_name_code_or_alias_means_two_types() -> None:
-    names = [n.lower() for d in DTYPES for n in {d.name, d.code.lower(), d.torch, *d.aliases}]
+    names = [n.lower() for d in (*DTYPES, *TORCH_ONLY) for n in {d.name, d.code.lower(), d.torch, *d.aliases} - {""}]
     assert sorted(names) == sorted(set(names))
 
 
@@ -188,6 +201,17 @@ def test_a_type_is_found_by_its_torch_dtype(d: DType) -> None:
     assert dtype(torch_dtype(d)) is d
 
 
+@pytest.mark.parametrize("d", TORCH_ONLY, ids=str)
+def test_a_type_of_torch_alone_has_torchs_size_and_no_code(d: DType) -> None:
+    assert (d.code, d.is_castable, d in DTYPES) == ("", False, False)
+    assert by_code(d.code) is None
+    with pytest.raises(ValueError, match="not in tuple"):
+        _ = d.rank
+    if hasattr(torch, d.torch):
+        assert torch_dtype(d).itemsize * 8 == d.bits
+        assert dtype(torch_dtype(d)) is d
+
+
 @pytest.mark.parametrize(
     ("alias", "name"),
     [("half", "fp16"), ("float", "fp32"), ("double", "fp64"), ("f32", "fp32"), ("F16", "fp16"), ("bfloat16", "bf16")],
@@ -197,7 +221,7 @@ def test_the_usual_aliases_are_known(alias: str, name: str) -> None:
     assert dtype(getattr(torch, alias, alias)).name == name
 
 
-@pytest.mark.parametrize("key", ["fp17", "", "torch.", "torch.quint8", None, 16, torch.complex128, "bf16 "])
+@pytest.mark.parametrize("key", ["fp17", "", "torch.", "torch.tensor", None, 16, torch.Tensor, "bf16 "])
 def test_an_unknown_type_is_refused_with_the_known_ones(key: object) -> None:
     with pytest.raises(UsageError, match=re.escape(repr(str(key)))) as e:
         dtype(key)
