@@ -16,8 +16,10 @@ from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, ov
 from .configs import config_beside
 from .dtypes import DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
-from .fileio import PartFile, free_bytes, is_directory, is_taken, part_file, same_file
-from .formats import Format, Layout, Reader, format_for_suffix, formats, open_checkpoint
+from .fileio import InputFile, PartFile, free_bytes, part_file
+from .formats import Format, Layout, Place
+from .outputs import FormatChoice, output_path
+from .passes import Seen, write_pass
 from .plan import Item, Plan, make_plan
 from .report import Report, check_report_path
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
@@ -277,47 +279,18 @@ def _layout(job: _Job, made: Plan, *, held: int) -> tuple[Plan, Layout]:
     return made.amended(layout.changes) if layout.changes else made, layout
 
 
-def _write(
-    job: _Job, made: Plan, layout: Layout, part: PartFile, keys: Iterable[int], progress: Progress
-) -> dict[int, Stats]:
-    """One pass over the tensors ``keys``: read, cast, look, write.
-
-    What was seen, by key, where there was anything to say.
-    """
-    from . import cast
-
-
-    def start() -> Callable[[Chunk], None]:
-        lane = cast.Lane(CHUNK_BYTES)
-
-        def step(chunk: Chunk) -> None:
-            nonlocal refused
-            run, n = chunk.run, chunk.elements
-            data = lane.source(chunk.src_bytes)
-            source.read_into(data, chunk.src_offset)
-            if run.is_cast:
-                p = cast.pair(run.src, run.dst)
-                data = lane.cast(p, n)
-                seen = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=job.report is not None)
-                if seen:
-                    with lock:
-                        for key, stats in seen:
-                            found[key] = found.get(key, Stats()) + stats
-                            refused |= stats.overflow > 0 and job.limits.on_overflow == "error"
-            if not refused:
-                part.write(data, chunk.dst_offset)
-            progress.add(chunk.src_bytes)
-
-        return step
-
-    part.preallocate(layout.size)
-    part.write(memoryview(layout.header), 0)
-    source.advise_sequential()
-    with collector_paused():
-        runs = make_runs(made.items, layout.offsets, keys)
-    with cast.one_thread():
-        for_each(all_chunks(runs), start, workers=job.workers, tick=progress.show)
-    return {key: _whole(made.items[key], stats) for key, stats in found.items()}
+def _write(job: _Job, layout: Layout, places: Sequence[Place], part: PartFile, progress: Progress) -> Seen:
+    return write_pass(
+        job.file,
+        part,
+        layout,
+        places,
+        clamp=job.limits.on_overflow == "clamp",
+        norms=job.report is not None,
+        stop_at_overflow=job.limits.on_overflow == "error",
+        workers=job.workers,
+        progress=progress,
+    )
 
 
 def _whole(item: Item, stats: Stats) -> Stats:

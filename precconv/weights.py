@@ -89,10 +89,9 @@ def select(root: object, weights: Weights = "auto", path: str | None = None, *, 
 
 def _select(root: object, weights: Weights, path: str | None) -> Selection:
     tree = Tree(root)
-    if path is None:
-        sets = _wanted(tree, list(_sets(tree, root, (), "model", set())), weights)
-    else:
-        sets = [_at(tree, path)]
+    sets = (
+        [_at(tree, path)] if path is not None else _wanted(tree, list(_sets(tree, root, (), "model", set())), weights)
+    )
     names: dict[str, Tensor] = {}
     inside: list[Entry] = []
     for one in sets:
@@ -201,9 +200,7 @@ def _wanted(tree: Tree, found: list[_Set], weights: Weights) -> list[_Set]:
         raise UsageError(f"only EMA weights are in this file, at {ema[0].shown!r}", hint="use --weights ema")
     pool = ema or model if weights == "ema" else model or ema  # EMA twins may be inside the model
     if len(pool) > 1:
-        shown = "; ".join(
-            str(Entry(one.shown, tree.describe(one.node), tree.tally(one.node))) for one in pool
-        )
+        shown = "; ".join(str(Entry(one.shown, tree.describe(one.node), tree.tally(one.node))) for one in pool)
         hint = f"choose one, as in --select {pool[0].shown or 'KEY.PATH'}, or take all with --weights all"
         raise UsageError(f"several sets of weights: {shown}", hint=hint)
     return pool

@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +22,8 @@ from safetensors.torch import load_file, save_file
 import precconv
 from fixtures import broken, build, make
 from precconv.dtypes import CASTABLE, DTYPES, DType, by_code
+from precconv.fileio import InputFile
+from precconv.formats import Layout, Source
 from precconv.formats import safetensors as fmt
 from precconv.tensors import TensorInfo
 
@@ -457,15 +460,20 @@ def test_an_order_that_would_misalign_a_tensor_gives_way_to_the_librarys(tmp_pat
     assert out.read_bytes() == reference.read_bytes()
 
 
+def layout(path: Path, infos: Sequence[TensorInfo], dtypes: Sequence[DType], metadata: dict[str, str]) -> Layout:
+    """The layout of an output with these tensors, from a safetensors file, whichever it is."""
+    with InputFile(path) as file:
+        return fmt.layout(Source(fmt.SafetensorsReader(file, {}, infos, ()), infos), infos, dtypes, metadata, "")
+
+
 def test_every_tensor_of_an_output_starts_on_its_own_element_size() -> None:
     for fixture in GOOD:
         path = make.ROOT / fixture.path
         infos = precconv.inspect(path).tensors
         for to in CASTABLE:
             dtypes = [to if t.dtype.is_castable else t.dtype for t in infos]
-            made = fmt.layout(infos, dtypes, {})
-            for start, dtype in zip(made.offsets, dtypes, strict=True):
-                assert start % max(1, dtype.bits // 8) == 0, (fixture.path, dtype)
+            for place in layout(path, infos, dtypes, {}).places:
+                assert place.offset % max(1, place.to.bits // 8) == 0, (fixture.path, place.to)
 
 
 def test_elements_smaller_than_a_byte_lie_anywhere_and_keep_the_sources_order(tmp_path: Path) -> None:
@@ -491,13 +499,15 @@ def test_a_planned_header_is_valid_and_says_what_was_planned(tensors: list[tuple
             infos.append(TensorInfo(f"t{n}", dtype, tuple(shape), at, bits // 8))
             at += bits // 8
     dtypes = [to if t.dtype.is_castable else t.dtype for t in infos]
-    made = fmt.layout(infos, dtypes, {"k": "v"})
-    assert len(made.header) % 8 == 0
-    metadata, found, notes = fmt.validate(fmt.parse(made.header[8:]), base=len(made.header))
+    made = layout(make.ROOT / GOOD[0].path, infos, dtypes, {"k": "v"})
+    ((_, header),) = made.start
+    assert len(header) % 8 == 0
+    metadata, found, notes = fmt.validate(fmt.parse(header[8:]), base=len(header))
     assert (metadata, notes) == ({"k": "v"}, [])
-    planned = {t.name: (d, t.shape, start) for t, d, start in zip(infos, dtypes, made.offsets, strict=True)}
+    planned = {p.src.name: (p.to, p.src.shape, p.offset) for p in made.places}
     assert {t.name: (t.dtype, t.shape, t.offset) for t in found} == planned
-    assert made.size == len(made.header) + sum(t.nbytes for t in found)
+    assert [t for t in infos if planned[t.name][0] != dtypes[infos.index(t)]] == []
+    assert made.size == len(header) + sum(t.nbytes for t in found)
 
 
 def test_the_reader_and_the_library_name_the_same_dtypes() -> None:

@@ -20,6 +20,7 @@ from precconv.checks import OnOverflow
 from precconv.cli import cli
 from precconv.dtypes import BF16, FP32, dtype
 from precconv.fileio import PartFile
+from precconv.formats import Place
 from precconv.plan import Item
 from precconv.runs import CHUNK_BYTES, make_runs
 from precconv.tensors import TensorInfo
@@ -286,13 +287,13 @@ _SIZES = st.lists(
 def test_a_sample_is_in_order_in_bounded_chunks_and_holds_small_tensors_whole_and_large_ones_in_part(
     sizes: list[tuple[precconv.DType, int]],
 ) -> None:
-    items, offsets, at, out = [], [], 0, 0
+    items, places, at, out = [], [], 0, 0
     for n, (kind, count) in enumerate(sizes):
         info = TensorInfo(f"t{n}", kind, (count,), at, count * kind.itemsize)
         items.append(Item(info, BF16 if kind is FP32 else kind, "target"))
-        offsets.append(out)
+        places.append(Place(info, items[-1].to, out, (n,)))
         at, out = at + info.nbytes, out + items[-1].nbytes
-    runs = make_runs(items, offsets, range(len(items)))
+    runs = make_runs(places)
     seen: dict[int, list[tuple[int, int]]] = {n: [] for n in range(len(items))}
     end = 0
     for chunk in sample_chunks(runs, lambda key: items[key].src.name):

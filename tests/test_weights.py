@@ -388,9 +388,7 @@ def tensor_node() -> Placeholder:
 def hostile() -> dict[str, object]:
     """Trees that are small and would cost without end if each path or reference were followed."""
     wide: dict[object, object] = {f"k{i}": i for i in range(10_000)}
-    big = Placeholder(
-        "reduce", Global("collections", "OrderedDict"), (), None, [("pairs", list(wide.items()))]
-    )
+    big = Placeholder("reduce", Global("collections", "OrderedDict"), (), None, [("pairs", list(wide.items()))])
     models: object = {"w": tensor_node()}
     for _ in range(30):  # 5**30 paths of model keys
         models = dict.fromkeys(("model", "module", "net", "state_dict", "params"), models)
@@ -410,12 +408,9 @@ def hostile() -> dict[str, object]:
     return {
         "one dict many times": {"a": tensor_node(), "list": [big] * 20_000},
         "paths without number": models,
-        "one array in many tensors": {
-            f"t{i}": Placeholder("reduce", device, shared.args) for i in range(10_000)
-        },
+        "one array in many tensors": {f"t{i}": Placeholder("reduce", device, shared.args) for i in range(10_000)},
         "one metadata in many tensors": {
-            str(i): Placeholder("reduce", v2, (storage, 0, (4,), (1,), False, None, metadata))
-            for i in range(10_000)
+            str(i): Placeholder("reduce", v2, (storage, 0, (4,), (1,), False, None, metadata)) for i in range(10_000)
         },
         "long names": {"model": {"x" * 900: {f"{'y' * 90}{i}": tensor_node() for i in range(40_000)}}},
         "a long key": {"model": {"x" * 10_000_000: {str(i): tensor_node() for i in range(1000)}}},
@@ -444,9 +439,7 @@ def test_hostile_trees_cost_little(name: str) -> None:
     st.sampled_from(["auto", "model", "ema", "all"]),
 )
 @settings(deadline=None)
-def test_damaged_trees_raise_nothing_but_our_own_errors(
-    edits: list[tuple[int, int]], weights: Weights
-) -> None:
+def test_damaged_trees_raise_nothing_but_our_own_errors(edits: list[tuple[int, int]], weights: Weights) -> None:
     data = bytearray(SEED)
     for place, byte in edits:
         data[place % len(data)] = byte

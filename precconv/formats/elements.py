@@ -157,9 +157,7 @@ class _Box:
         strip = min(dims, key=lambda dim: dim[1] or _NO_STRIDE)
         if span > max(2 * count, count // strip[0] * _SEEK // self._unit, _STRIP // self._unit):
             for a, b in _offsets(_sorted(dims, strip), src, dst):
-                self._far_strip(
-                    target[b : b + (strip[0] - 1) * strip[2] + 1 : strip[2]], a, strip[0], strip[1]
-                )
+                self._far_strip(target[b : b + (strip[0] - 1) * strip[2] + 1 : strip[2]], a, strip[0], strip[1])
         elif span > self._near and len(dims) > 1:
             self._split(target, src, dst, dims, span)
         else:

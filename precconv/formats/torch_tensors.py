@@ -134,9 +134,7 @@ def _need(node: Placeholder, least: int) -> tuple[object, ...]:
 
 
 def _ints(value: object, what: str) -> tuple[int, ...]:
-    known = isinstance(value, list | tuple) or (
-        isinstance(value, Placeholder) and value.canonical == "torch.Size"
-    )
+    known = isinstance(value, list | tuple) or (isinstance(value, Placeholder) and value.canonical == "torch.Size")
     values = sequence(value) if known else None
     if values is None:
         raise _corrupt(f"its {what} is not a tuple")
