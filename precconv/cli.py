@@ -71,7 +71,7 @@ _RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
 
 
 #: Options that decide what happens to each tensor, by their names in the library.
-_PLAN_OPTIONS = ("weights", "select", "strip_wrappers", "preset", "norms", "mixed")
+_PLAN_OPTIONS = ("output", "format", "weights", "select", "strip_wrappers", "shared", "preset", "norms", "mixed")
 
 
 def _rules() -> list[Rule]:

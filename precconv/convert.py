@@ -18,7 +18,7 @@ from .dtypes import DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
 from .fileio import InputFile, PartFile, free_bytes, part_file
 from .formats import Format, Layout, Place
-from .outputs import FormatChoice, output_path
+from .outputs import FormatChoice, output_format, output_path
 from .passes import Seen, write_pass
 from .plan import Item, Plan, make_plan
 from .report import Report, check_report_path
@@ -39,9 +39,12 @@ def plan(
     source: StrPath,
     *,
     to: str | DType,
+    output: StrPath | None = None,
+    format: FormatChoice = "same",  # noqa: A002  the command line's name
     weights: Weights = "auto",
     select: str | None = None,
     strip_wrappers: bool = False,
+    shared: SharedMode = "clone",
     preset: str = "auto",
     norms: NormMode = "fp32",
     mixed: MixedMode = "keep",
@@ -51,16 +54,19 @@ def plan(
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
 
-    Raises InputError for a source that cannot be used, UsageError where its weights are the user's choice, RuleError
-    for a rule that cannot be read or matches nothing.
+    Of ``output`` only the suffix matters here.  Raises InputError for a source that cannot be used, UsageError where
+    its weights are the user's choice, RuleError for a rule that cannot be read or matches nothing.
     """
     policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
-    _one_of("weights", weights, Weights)
+    for name, value, choices in (("weights", weights, Weights), ("format", format, FormatChoice)):
+        _one_of(name, value, choices)
+    _one_of("shared", shared, SharedMode)
     with (
-        open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found,
         collector_paused(),
+        open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found,
     ):
-        return _plan(found, policy)
+        fmt = output_format(found.format, None if output is None else Path(output), choice=format)
+        return _for_output(_plan(found, policy), found, fmt, policy, shared)
 
 
 def convert(

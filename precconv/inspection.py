@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .checkpoint import open_checkpoint
+from .bulk import collector_paused
+from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import DType
+from .errors import UsageError
 from .tensors import TensorInfo
+from .weights import Weights
 
 __all__ = ["DTypeTotal", "Inspection", "inspect"]
 
@@ -34,6 +38,7 @@ class Inspection:
     metadata: Mapping[str, str]
     tensors: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
+    structure: tuple[str, ...] = ()  #: what a torch checkpoint wraps its tensors in, a line each
 
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.tensors)
@@ -57,6 +62,7 @@ class Inspection:
             "file_bytes": self.file_bytes,
             "metadata": dict(self.metadata),
             "notes": list(self.notes),
+            "structure": list(self.structure),
             "totals": {
                 t.dtype.name: {"tensors": t.tensors, "elements": t.elements, "bytes": t.nbytes} for t in self.totals()
             },
@@ -73,15 +79,35 @@ class Inspection:
         }
 
 
-def inspect(source: str | os.PathLike[str]) -> Inspection:
-    """Read a checkpoint's header; raises InputError.  No tensor data is read and torch is not imported."""
-    reader = open_checkpoint(source)
-    with reader.file:
+def inspect(source: str | os.PathLike[str], *, weights: Weights = "auto", select: str | None = None) -> Inspection:
+    """Read a checkpoint's header; raises InputError.  No tensor data is read and torch is not imported.
+
+    ``weights``, ``select``: as in ``convert``.  Where they leave a choice, all weights are shown and a note says so.
+    """
+    with _open(source, weights, select) as (found, notes):
         return Inspection(
             path=os.fspath(source),
-            format=reader.format.name,
-            file_bytes=reader.file.size,
-            metadata={**reader.metadata},
-            tensors=tuple(reader.infos),
-            notes=tuple(reader.notes),
+            format=found.format.name,
+            file_bytes=found.file.size,
+            metadata={**found.metadata},
+            tensors=tuple(found.infos),
+            notes=(*notes, *found.notes),
+            structure=tuple(map(str, found.structure())),
         )
+
+
+@contextmanager
+def _open(
+    source: str | os.PathLike[str], weights: Weights, select: str | None
+) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
+    notes: tuple[str, ...] = ()
+    with collector_paused():
+        try:
+            found = open_checkpoint(source, weights=weights, select=select)
+        except UsageError as e:
+            if weights != "auto" or select is not None:
+                raise
+            notes = (e.message,)
+            found = open_checkpoint(source, weights="all")
+    with found:
+        yield found, notes

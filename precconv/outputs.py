@@ -11,7 +11,7 @@ from .errors import OutputError, UsageError
 from .fileio import is_directory, is_taken, same_file
 from .formats import Format, format_for_suffix, format_named, formats
 
-__all__ = ["FormatChoice", "default_name", "output_path"]
+__all__ = ["FormatChoice", "default_name", "output_format", "output_path"]
 
 FormatChoice = Literal["same", "safetensors", "pt"]
 
@@ -36,7 +36,7 @@ def output_path(
         final = final / name
     elif output is not None and os.fspath(output).endswith(("/", os.sep)):
         raise OutputError("there is no such directory", path=os.fspath(output), hint="make it first")
-    fmt = _format_of(final, None if choice == "same" else wanted)
+    fmt = output_format(source_format, final, choice=choice)
     if not is_directory(final.parent):
         raise OutputError("there is no such directory", path=final.parent, hint="make it first")
     if same_file(source, final):
@@ -50,8 +50,14 @@ def output_path(
     return final, fmt
 
 
-def _format_of(final: Path, wanted: Format | None) -> Format:
-    """The format a name's suffix says; where it says none, the one that was asked for by name."""
+def output_format(source_format: Format, final: Path | None, *, choice: FormatChoice) -> Format:
+    """The format a name's suffix says; where it says none, the one that was asked for by name.
+
+    Without a name, the source's.  Raises UsageError where nothing says it, or two things differ.
+    """
+    wanted = None if choice == "same" else format_named(choice)
+    if final is None or is_directory(final):
+        return wanted or source_format
     said = format_for_suffix(final)
     if said is None and wanted is None:
         known = ", ".join(s for f in formats() for s in f.suffixes)

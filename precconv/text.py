@@ -68,6 +68,7 @@ def inspection(found: Inspection, *, tensors: bool) -> str:
     if rows:
         lines += table([["  dtype", "tensors", "elements", "size"], *rows], right=" rrr")
     lines += [f"note: {printable(note)}" for note in found.notes]
+    lines += [f"structure {printable(line)}" for line in found.structure]
     lines += [f"metadata {printable(key)}: {_short(value)}" for key, value in found.metadata.items()]
     if tensors and len(found):
         rows = [[t.name, t.dtype.name, shape(t.shape), size(t.nbytes)] for t in found]

@@ -108,7 +108,7 @@ def test_plan_says_what_convert_will_do(source: Path) -> None:
         ("norm.weight", "fp32", "fp32", "norm"),
     ]
     assert plan.target == "fp16"
-    assert plan.metadata == {"a": "b"}
+    assert plan.metadata == {"a": "b", "format": "pt"}
     report = precconv.convert(source, to="fp16", rule=["ids=drop"], on_overflow="ieee")
     assert report.plan == plan
 

@@ -124,16 +124,22 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         return run_convert(source, **options)
 
     monkeypatch.setattr(cli, "run_convert", spy)
-    args = "model.safetensors --to half -o out.safetensors --preset t5 --norms cast --mixed cast"
+    args = "model.safetensors --to half -o out.pt --format pt --weights all --strip-wrappers --shared drop"
+    policy = "--preset t5 --norms cast --mixed cast"
     checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full"
     more = "--workers 1 --report r.json --durable --force --keep ids"
-    assert run(*args.split(), *checks.split(), *more.split()).exit_code == 0
+    assert run(*args.split(), *policy.split(), *checks.split(), *more.split()).exit_code == 0
     rules = seen.pop("rule")
     assert [(r.match, r.to) for r in rules] == [("ids", "keep")]
     assert seen == {
         "source": "model.safetensors",
         "to": "half",
-        "output": "out.safetensors",
+        "output": "out.pt",
+        "format": "pt",
+        "weights": "all",
+        "select": None,
+        "strip_wrappers": True,
+        "shared": "drop",
         "preset": "t5",
         "norms": "cast",
         "mixed": "cast",
@@ -236,7 +242,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here: Path) -> None:
     assert out.splitlines()[-1] == "  1 tensor dropped: ids"
     data = json.loads(outcome("model.safetensors", "--to", "fp16", "--dry-run", "--json", "-q")[1])
     assert [t["to"] for t in data["tensors"]] == ["fp16", "fp32", "int64"]
-    assert data["metadata"] == {"made by": "hand"}
+    assert data["metadata"] == {"made by": "hand", "format": "pt"}
     assert sorted(here.iterdir()) == before
 
 
@@ -261,7 +267,7 @@ def test_bad_input_is_1_without_a_traceback(here: Path) -> None:
     (here / "empty.safetensors").write_bytes(b"")
     for name, message in [
         ("none.safetensors", "no such file or directory"),
-        ("page.safetensors", "not a checkpoint precconv can read (formats: safetensors)"),
+        ("page.safetensors", "this is an HTML page, not a checkpoint"),
         ("empty.safetensors", "is empty"),
         (".", "is a directory, not a checkpoint file"),
     ]:
@@ -423,6 +429,7 @@ def test_inspect_gives_json(here: Path) -> None:
         "format": "safetensors",
         "file_bytes": base + 184,
         "metadata": {"made by": "hand"},
+        "structure": [],
         "notes": [],
         "totals": {
             "fp32": {"tensors": 2, "elements": 40, "bytes": 160},

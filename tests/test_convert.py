@@ -451,6 +451,10 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
         "on_nonfinite": "warn",
         "max_underflow": 0.5,
         "verify": "sample",
+        "weights": "auto",
+        "select": None,
+        "strip_wrappers": False,
+        "shared": "clone",
     }
     assert data["totals"] == {
         "n": 8, "nan": 0, "inf": 0, "zero": 1, "overflow": 0, "underflow": 1, "subnormal": 1,

@@ -412,7 +412,9 @@ def test_a_file_of_the_library_becomes_byte_for_byte_what_the_library_would_writ
         n for n, t in state.items() if t.dtype in castable and (t.dim() or (to == "fp32" and t.dtype.itemsize < 4))
     }
     save_file({n: t.to(target) if n in cast_names else t for n, t in state.items()}, wanted, metadata={"format": "pt"})
-    precconv.convert(scratch, to=to, output=out, norms="cast", workers=1, force=True, verify="full")
+    precconv.convert(
+        scratch, to=to, output=out, norms="cast", mixed="cast", preset="none", workers=1, force=True, verify="full"
+    )
     assert out.read_bytes() == wanted.read_bytes()
 
 

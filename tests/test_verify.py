@@ -199,7 +199,8 @@ def test_every_tensor_is_looked_at(tmp_path: Path, verify: VerifyMode) -> None:
     for info in infos:
         error = refused(source, flip(info.offset, 1, info.nbytes), verify=verify)
         assert error.tensor == info.name
-        assert error.message.startswith("element 0 ")
+        # of a sample's places any may be the first that some thread gets to
+        assert verify == "sample" or error.message.startswith("element 0 ")
 
 
 @pytest.mark.parametrize("place", ["first", "last", "edge of the start", "edge of the end"])
