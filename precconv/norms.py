@@ -100,7 +100,7 @@ _CAMEL_CASE = re.compile(r"(?<=[a-z])(?:LN|BN|GN|RMS)\d*$")
 _NORMS = re.compile(r"(?:norms|(?:^|_)(?:ln|bn|gn)s)$")
 #: Components that PEFT puts between a module and its tensors.
 _PEFT = re.compile(r"\.(?:base_layer|original_module|(?:modules_to_save|ln_tuning_layers)(?:\.[^.]+)?)$")
-_ANY_PEFT = re.compile(_PEFT.pattern, re.MULTILINE)
+_PEFT_PARTS = ("base_layer", "original_module", "modules_to_save", "ln_tuning_layers")
 #: A tensor whose own name says it: ``layer_norm_weight`` (Transformer Engine), ``attn_norm``, ``ln_g``.
 _OWN_NAME = re.compile(
     r"(?:(?<!weight_)(?<!spectral_)(?<!grad_)(?<!max_)norm|(?:^|_)(?:ln|bn|gn|rms))(?:_?(?:\d+|[qkvx]))?"
@@ -124,6 +124,8 @@ _VECTOR = re.compile(
 
 #: A lone vector shorter than this is a mixing weight or a class weight more often than a norm.
 MIN_LONE = 8
+#: No rule tells one digit of a component from another.
+_DIGITS = str.maketrans("123456789", "000000000")
 #: LDM's EMA copy drops the dots of a name: ``model_ema.diffusion_modelout0weight``.
 _LDM_EMA = re.compile(r"(model_ema\.[^.]+?)(weight|bias)$")
 
@@ -222,9 +224,10 @@ def by_itself(module: Module) -> Collection[str]:
         return (leaf,)
     if leaf not in LONE or not module.is_leaf or not _is_norm_vector(shape):
         return ()
-    if leaf == "weight" and (len(shape) > 1 or shape[0] < MIN_LONE or _holds_a_vector(module)):
+    kind = module.kind
+    if leaf == "weight" and (len(shape) > 1 or shape[0] < MIN_LONE or _holds_a_vector(module, kind)):
         return ()
-    return () if _AFFINE.search(module.kind) else (leaf,)
+    return () if _AFFINE.search(kind) else (leaf,)
 
 
 #: In order; the first that finds something decides for its module.
@@ -259,9 +262,9 @@ def _is_per_head(module: Module, scale: str) -> bool:
     return paired or scale in PER_HEAD or (scale == "weight" and _QUERY_KEY.search(module.name) is not None)
 
 
-def _holds_a_vector(module: Module) -> bool:
+def _holds_a_vector(module: Module, kind: str) -> bool:
     """Something else that owns one vector."""
-    return bool(module.beside_conv or _ACTIVATION.search(module.kind) or _VECTOR.search(module.name))
+    return bool(module.beside_conv or _ACTIVATION.search(kind) or _VECTOR.search(module.name))
 
 
 def _is_vector(shape: tuple[int, ...]) -> bool:
@@ -276,12 +279,10 @@ def _is_norm_vector(shape: tuple[int, ...]) -> bool:
 # Names.
 
 
-@lru_cache(maxsize=1 << 12)
 def _component_says_norm(name: str) -> bool:
     return _NORM.search(name.lower()) is not None or _CAMEL_CASE.search(name) is not None
 
 
-@lru_cache(maxsize=1 << 12)
 def _is_container(name: str) -> bool:
     return _NORMS.search(name.lower()) is not None
 
@@ -341,46 +342,46 @@ def _neighbour(path: str, step: int) -> str | None:
     return f"{container}{dot}{int(index) + step}" if _is_index(index) else None
 
 
-def _beside_convolutions(modules: Iterable[tuple[str, Shapes]]) -> set[str]:
+def _beside_convolutions(paths: Sequence[str], shapes: Sequence[Shapes]) -> set[str]:
     """Where the lone vector of a Sequential is rather a PReLU's: next to convolutions, after a BatchNorm.
 
     Nowhere in a model whose named norms are lone weights: there it is one more of them (ConvNeXt's RMSNorm).
     """
     found: set[str | None] = set()
-    for path, shapes in modules:
-        weight = shapes.get("weight", ())
-        if len(weight) == 1 == len(shapes) and says_norm(path):
-            return set()
-        if len(weight) > 2:
+    for path, tensors in zip(paths, shapes, strict=True):
+        if len(tensors.get("weight", ())) > 2:
             found.add(_neighbour(path, -1))
-        elif STATISTICS.isdisjoint(shapes):
+        elif STATISTICS.isdisjoint(tensors):
             continue
         found.add(_neighbour(path, 1))
         found.add(_neighbour(path.rpartition(".")[0], 1))  # after the block it lies in
+    found.discard(None)
+    for path, tensors in zip(paths, shapes, strict=True) if found else ():
+        if len(tensors) == 1 and len(tensors.get("weight", ())) == 1 and says_norm(path):
+            return set()
     return {path for path in found if path is not None}
 
 
-def _modules(tensors: Iterable[tuple[tuple[str, str], TensorInfo]]) -> Iterator[tuple[str, Module]]:
-    """Each owner with what the rules may know of it; tensors come with their owner and leaf."""
-    owners: dict[str, dict[str, tuple[int, ...]]] = {}
-    for (owner, leaf), info in tensors:
-        if leaf not in IGNORED:
-            owners.setdefault(owner, {})[leaf] = info.shape
-    paths = [canonical(f"{owner}.")[:-1] for owner in owners]
-    if _ANY_PEFT.search("\n".join(paths)):
+def _paths(owners: Iterable[str]) -> list[str]:
+    """The owners' paths without wrappers and PEFT's components; few checkpoints have any, so they are asked at once."""
+    paths = list(owners)
+    text = "\n".join(paths)
+    if "module" in text or "_orig_mod" in text:
+        paths = [canonical(f"{owner}.")[:-1] for owner in paths]
+    if any(part in text for part in _PEFT_PARTS):
         paths = [_PEFT.sub("", path) for path in paths]
-    ancestors = _ancestors(paths)
-    beside_conv = _beside_convolutions(zip(paths, owners.values(), strict=True))
-    for path, (owner, shapes) in zip(paths, owners.items(), strict=True):
-        yield owner, Module(path, shapes, path not in ancestors, path in beside_conv)
+    return paths
 
 
-def _likeness(module: Module) -> tuple[object, ...]:
-    """All that the rules look at: of the path they read the last two components, of an index that it is one."""
-    owner, _, name = module.path.rpartition(".")
-    container = owner.rpartition(".")[2]
-    index = _is_index(name)
-    return (container, "0" if index else name, module.is_leaf, module.beside_conv, *module.tensors.items())
+def _ends(paths: Iterable[str]) -> Iterator[str]:
+    """All that the rules read of each path: its last two components, and of a digit that it is one."""
+    known: dict[str, str] = {}
+    for path in paths:
+        end = path[path.rfind(".", 0, max(0, path.rfind("."))) + 1 :]
+        alike = known.get(end)
+        if alike is None:
+            alike = known[end] = end.translate(_DIGITS)
+        yield alike
 
 
 def _judge(module: Module) -> Collection[str]:
@@ -396,14 +397,31 @@ def find_norms(infos: Sequence[TensorInfo]) -> frozenset[str]:
     Wants the whole checkpoint, not one shard: siblings are evidence.  The order doesn't matter.
     """
     keys = [_split(info.name) for info in infos]
+    owners: dict[str, dict[str, tuple[int, ...]]] = {}
+    for (owner, leaf), info in zip(keys, infos, strict=True):
+        if leaf not in IGNORED:
+            owners.setdefault(owner, {})[leaf] = info.shape
+    norms = _norms(owners)
+    return frozenset(
+        info.name
+        for (owner, leaf), info in zip(keys, infos, strict=True)
+        if owner in norms and leaf in norms[owner] and info.dtype.is_castable
+    )
+
+
+def _norms(owners: Mapping[str, Shapes]) -> dict[str, Collection[str]]:
+    """The owners that have tensors of a norm, and which; modules that look alike are judged once."""
+    paths = _paths(owners)
+    ancestors = _ancestors(paths)
+    beside_conv = _beside_convolutions(paths, [*owners.values()])
     judged: dict[tuple[object, ...], Collection[str]] = {}  # most modules stand in every layer
-    norms: set[tuple[str, str]] = set()
-    for owner, module in _modules(zip(keys, infos, strict=True)):
-        alike = _likeness(module)
+    found: dict[str, Collection[str]] = {}
+    for path, end, (owner, shapes) in zip(paths, _ends(paths), owners.items(), strict=True):
+        is_leaf, beside = path not in ancestors, path in beside_conv
+        alike = (end, is_leaf, beside, *shapes.items())
         leaves = judged.get(alike)
         if leaves is None:
-            leaves = judged[alike] = _judge(module)
-        norms.update((owner, leaf) for leaf in leaves)
-    return frozenset(
-        info.name for key, info in zip(keys, infos, strict=True) if key in norms and info.dtype.is_castable
-    )
+            leaves = judged[alike] = _judge(Module(path, shapes, is_leaf, beside))
+        if leaves:
+            found[owner] = leaves
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -66,15 +65,14 @@ class Plan:
 
     def groups(self) -> list[Group]:
         """Items by (reason, from, to), the most bytes first."""
-        tensors: Counter[tuple[str, DType, DType]] = Counter()
-        elements: Counter[tuple[str, DType, DType]] = Counter()
-        nbytes: Counter[tuple[str, DType, DType]] = Counter()
-        for i in self.items:
-            key = (i.why, i.src.dtype, i.to)
-            tensors[key] += 1
-            elements[key] += i.src.numel
-            nbytes[key] += i.nbytes
-        groups = [Group(*key, tensors[key], elements[key], nbytes[key]) for key in tensors]
+        totals: dict[tuple[str, DType, DType], list[int]] = {}
+        for src, to, why in self.items:
+            total = totals.setdefault((why, src.dtype, to), [0, 0, 0])
+            elements = src.numel
+            total[0] += 1
+            total[1] += elements
+            total[2] += elements * to.bits // 8
+        groups = [Group(*key, *total) for key, total in totals.items()]
         return sorted(groups, key=lambda g: -g.nbytes)
 
     def amended(self, changes: Mapping[int, tuple[DType, str]]) -> Plan:
@@ -98,8 +96,15 @@ def make_plan(
     ``others``: names that rules may match too, of what is no plain tensor.
     Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
     """
-    tables = _tables(infos, policy, config)
-    facts = _recognise(infos, metadata, policy, config, tables)
+    keys = [] if policy.preset == "none" else presets.templates(infos)
+    tables = _tables(infos, keys, policy, config)
+    quantized = find_quantized(infos, config, metadata)
+    facts = Facts(
+        quantized,
+        presets.match(tables, infos, policy.target, keys) if tables else {},
+        find_norms(infos) if policy.norms == "fp32" else frozenset(),
+        policy.mixed == "keep" and _mostly_16_bit(infos, quantized),
+    )
     items, dropped = [], []
     for t in infos:
         to, why = decide(t, policy, facts)
@@ -113,31 +118,15 @@ def make_plan(
 
 
 def _tables(
-    infos: Sequence[TensorInfo], policy: Policy, config: Mapping[str, object] | None
+    infos: Sequence[TensorInfo], keys: Sequence[str], policy: Policy, config: Mapping[str, object] | None
 ) -> tuple[presets.Preset, ...]:
     """The architecture tables that hold for a checkpoint; a named one brings the universal one with it."""
     if policy.preset == "none":
         return ()
     if policy.preset == "auto":
-        return presets.select(config, infos)
+        return presets.select(config, infos, keys)
     named = presets.load(policy.preset)
     return (named, *(p for p in presets.select(None, ()) if p.table != named.table))
-
-
-def _recognise(
-    infos: Sequence[TensorInfo],
-    metadata: Mapping[str, str],
-    policy: Policy,
-    config: Mapping[str, object] | None,
-    tables: tuple[presets.Preset, ...],
-) -> Facts:
-    quantized = find_quantized(infos, config, metadata)
-    return Facts(
-        quantized,
-        presets.match(tables, infos, policy.target),
-        find_norms(infos) if policy.norms == "fp32" else frozenset(),
-        policy.mixed == "keep" and _mostly_16_bit(infos, quantized),
-    )
 
 
 def _mostly_16_bit(infos: Sequence[TensorInfo], quantized: Mapping[str, str]) -> bool:

@@ -132,6 +132,8 @@ def _leaves(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
 _SIGNATURES = tuple(
     _Signature(order, name, _leaves(leaves), _leaves(one_of)) for order, (name, leaves, one_of) in enumerate(_TABLE)
 )
+_EXACT = frozenset(signature.leaves[0][0] for signature in _SIGNATURES)
+_ENDINGS = tuple({leaf[1:] for leaf in _EXACT if leaf.startswith("*")})
 
 
 def find_quantized(
@@ -181,6 +183,8 @@ def _by_signature(tensors: Mapping[str, TensorInfo], method: str) -> dict[str, s
 @lru_cache(maxsize=65536)
 def _candidates(leaf: str) -> tuple[tuple[_Signature, str], ...]:
     """The signatures that look for this leaf, and what ``*`` stands for in it."""
+    if leaf not in _EXACT and not leaf.endswith(_ENDINGS):
+        return ()
     found = []
     for signature in _SIGNATURES:
         key = signature.leaves[0][0]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -106,7 +107,9 @@ def test_the_order_of_the_tensors_changes_nothing() -> None:
         assert find_norms(ordered) == found
 
 
-PARTS = st.sampled_from(["module", "layers", "0", "1", "norm", "fc", "act", "norms", "conv", "ls1", "default"])
+PARTS = st.sampled_from(
+    ["module", "layers", "0", "1", "23", "norm", "norm4", "fc", "fc2", "act", "norms", "conv", "ls1", "ls", "default"]
+)
 LEAVES = st.sampled_from(["weight", "bias", "gamma", "beta", "running_mean", "g", "scale", "alpha", "norm"])
 NAMES = st.builds(lambda path, leaf: ".".join([*path, leaf]), st.lists(PARTS, max_size=4), LEAVES)
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -122,6 +125,18 @@ def test_any_checkpoint_gives_the_same_answer_wrapped_and_in_any_order(
     shuffled = [info._replace(name=f"module.{info.name}") for info in plain]
     rng.shuffle(shuffled)
     assert find_norms(shuffled) == {f"module.{name}" for name in found}
+
+
+@given(st.dictionaries(NAMES, SHAPES, max_size=12))
+def test_modules_judged_together_are_judged_as_each_alone(shapes: dict[str, Shape]) -> None:
+    together = find_norms(tensors(shapes))
+    with mock.patch("precconv.norms._ends", iter):  # whole paths: no two are alike
+        assert find_norms(tensors(shapes)) == together
+
+
+def test_an_entry_beside_a_convolution_is_told_apart_from_its_like() -> None:
+    shapes = {"1.1.weight": (64, 3, 3, 3), "1.2.weight": (64,), "1.3.weight": (64, 64), "1.4.weight": (64,)}
+    assert norms(shapes) == {"1.4.weight"}
 
 
 # by_statistics

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precconv import quantized
 from precconv.dtypes import DTYPES, dtype
 from precconv.quantized import find_quantized
 from precconv.tensors import TensorInfo
@@ -439,3 +440,19 @@ def test_long_ignore_lists_cost_no_more_than_short_ones() -> None:
     tensors["model.layers.7.attn.odd.weight"] = "F8_E4M3 8x8"
     config = {"quantization_config": {"quant_method": "modelopt", "ignore": ignore}}
     assert find_quantized(infos(tensors), config, {}).keys() == {"model.layers.7.attn.odd.weight"}
+
+
+# ----------------------------------------------------------------------------------------------- the index of leaves
+
+
+@pytest.mark.parametrize("stem", ["", "weight", "up_proj"])
+def test_the_leaf_that_every_row_looks_for_finds_that_row(stem: str) -> None:
+    for signature in quantized._SIGNATURES:
+        leaf = signature.leaves[0][0].replace("*", stem)
+        if stem or not leaf.startswith(("_", ":")):  # "*" is at least one character
+            assert signature in {found for found, _ in quantized._candidates(leaf)}, leaf
+
+
+def test_a_leaf_that_no_row_looks_for_finds_none() -> None:
+    for leaf in ("weight", "bias", "w00001", "gamma", "weight_scale_invariant", "scales_and_zeros", ""):
+        assert quantized._candidates(leaf) == ()

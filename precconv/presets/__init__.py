@@ -5,6 +5,7 @@ A new architecture is a new table.  Tables are read once, when the first of them
 
 from .matching import match as match
 from .matching import select as select
+from .matching import templates as templates
 from .matching import warnings as warnings
 from .tables import Preset as Preset
 from .tables import Row as Row
@@ -12,4 +13,4 @@ from .tables import Warn as Warn
 from .tables import list_presets as list_presets
 from .tables import load as load
 
-__all__ = ["Preset", "Row", "Warn", "list_presets", "load", "match", "select", "warnings"]
+__all__ = ["Preset", "Row", "Warn", "list_presets", "load", "match", "select", "templates", "warnings"]

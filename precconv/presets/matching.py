@@ -14,36 +14,42 @@ from precconv.tensors import TensorInfo
 from .patterns import compiled, literals, template
 from .tables import Preset, Row, Warn, tables
 
-__all__ = ["match", "select", "warnings"]
+__all__ = ["match", "select", "templates", "warnings"]
 
 #: Nested configs looked into; a hostile ``config.json`` is bounded by this, not by the stack.
 _MAX_CONFIGS = 1000
 #: What a transformers class name adds to the name of its architecture.
 _HEADS = re.compile(r"(?:For[A-Z]\w*|(?:Text|Vision|Encoder|LMHead|PreTrained)?Model)$")
 
+#: Components that half of all names have: they say little about which rows to try.
+_COMMON = frozenset({"weight", "bias", "#"})
 #: Component -> (order, preset, row, pattern) of the rows whose pattern has it; "" where only ``*`` will do.
-Index = dict[str, list[tuple[int, str, Row, str]]]
+Index = dict[str, list[tuple[int, str, Row, re.Pattern[str]]]]
 #: A row under the name of its preset, and how many components before the name's end its pattern begins.
 Candidate = tuple[str, Row, int]
 
 
-def select(config: Mapping[str, object] | None, infos: Iterable[TensorInfo]) -> tuple[Preset, ...]:
+def select(
+    config: Mapping[str, object] | None, infos: Iterable[TensorInfo], keys: Iterable[str] | None = None
+) -> tuple[Preset, ...]:
     """The tables for a checkpoint: by its configs, nested ones too, and the universal one last.
 
     Tensor names are asked where no config selects anything, as in single files.  A table is listed once,
-    under the name that selected it first.
+    under the name that selected it first.  ``keys``: ``templates(infos)``, where it is known already.
     """
     chosen: dict[str, Preset] = {}
-    specific = tuple(_by_config(config)) or tuple(_by_names(infos))
+    specific = tuple(_by_config(config)) or tuple(_by_names(templates(infos) if keys is None else keys))
     for preset in (*specific, *(p for p in tables() if p.always)):
         chosen.setdefault(preset.table, preset)
     return tuple(chosen.values())
 
 
-def match(presets: Iterable[Preset], infos: Iterable[TensorInfo], target: DType) -> dict[str, str]:
+def match(
+    presets: Iterable[Preset], infos: Iterable[TensorInfo], target: DType, keys: Iterable[str] | None = None
+) -> dict[str, str]:
     """Tensor name -> why it must be FP32 when the checkpoint is converted to ``target``.
 
-    Integers, FP8 and other types that are never cast are not in the result.
+    Integers, FP8 and other types that are never cast are not in the result.  ``keys``: as for ``select``.
     """
     if target not in (FP16, BF16):
         return {}
@@ -53,16 +59,20 @@ def match(presets: Iterable[Preset], infos: Iterable[TensorInfo], target: DType)
     present = _Present(infos)
     cache: dict[str, tuple[Candidate, ...]] = {}
     found: dict[str, str] = {}
-    for info in infos:
-        key = template(info.name)
+    for info, key in zip(infos, templates(infos) if keys is None else keys, strict=True):
         candidates = cache.get(key)
         if candidates is None:
-            candidates = cache[key] = tuple(_candidates(index, canonical(key)))
+            candidates = cache[key] = _candidates(index, canonical(key))
         for name, row, depth in candidates:
             if info.dtype.is_castable and _fits(row, info, depth, present):
                 found[info.name] = f"preset {name}: {row.kind}"
                 break
     return found
+
+
+def templates(infos: Iterable[TensorInfo]) -> list[str]:
+    """The template of each tensor's name; ``select`` and ``match`` both ask for them."""
+    return [template(info.name) for info in infos]
 
 
 def warnings(presets: Iterable[Preset], target: DType) -> tuple[Warn, ...]:
@@ -91,18 +101,19 @@ def _index(presets: Iterable[Preset], scopes: tuple[str, ...]) -> Index:
         for row in preset.keep:
             order += 1
             for pattern in row.match if row.on in scopes else ():
-                key = max(literals(pattern), key=len, default="")
-                index.setdefault(key, []).append((order, preset.name, row, pattern))
+                key = max(literals(pattern), key=lambda part: (part not in _COMMON, len(part)), default="")
+                index.setdefault(key, []).append((order, preset.name, row, compiled(pattern)))
     return index
 
 
-def _candidates(index: Index, key: str) -> Iterator[Candidate]:
+def _candidates(index: Index, key: str) -> tuple[Candidate, ...]:
     """The rows whose pattern finds ``key``, in order, and from how many components before its end."""
-    rows = [row for part in {"", *key.split(".")} if part in index for row in index[part]]
-    for _, name, row, pattern in sorted(rows, key=lambda entry: entry[0]):
-        hit = compiled(pattern).search(key)
-        if hit is not None:
-            yield name, row, key.count(".", hit.start()) + 1
+    parts = key.split(".")
+    rows = index.get("", [])
+    if not index.keys().isdisjoint(parts):
+        rows = sorted((row for part in {"", *parts} if part in index for row in index[part]), key=lambda row: row[0])
+    hits = [(name, row, pattern.search(key)) for _, name, row, pattern in rows]
+    return tuple((name, row, key.count(".", hit.start()) + 1) for name, row, hit in hits if hit is not None)
 
 
 def _fits(row: Row, info: TensorInfo, depth: int, present: _Present) -> bool:
@@ -152,8 +163,8 @@ def _config_index() -> tuple[dict[str, Preset], dict[str, Preset]]:
     return aliases, {name: p for p in automatic for name in p.architectures}
 
 
-def _by_names(infos: Iterable[TensorInfo]) -> Iterator[Preset]:
-    keys = {template(info.name) for info in infos}
+def _by_names(keys: Iterable[str]) -> Iterator[Preset]:
+    keys = set(keys)
     components = {part for key in keys for part in key.split(".")}
     text = ""
     for preset, group, needed in _name_groups():

@@ -12,14 +12,13 @@ from functools import lru_cache
 
 __all__ = ["compiled", "literals", "template"]
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _COMPONENT = r"(?:#|[A-Za-z0-9_\-*]*[A-Za-z_\-*][A-Za-z0-9_\-*]*)"
 _PATTERN = re.compile(rf"\^?{_COMPONENT}(?:\.{_COMPONENT})*\$?")
 
 
 def template(name: str) -> str:
     """The name with every component that is a number written ``#``; layers share one template."""
-    return _NUMBER.sub("#", name)
+    return ".".join(["#" if part.isdecimal() else part for part in name.split(".")])
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,38 @@
+"""Planning very many tensors: the benchmark measures what it says, and the bar is one."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import precconv
+from benchmarks import planning
+
+
+@pytest.mark.parametrize("case", planning.CASES)
+def test_the_names_of_a_case_never_repeat(case: str) -> None:
+    names = [name for name, _ in islice(planning.CASES[case](), 5000)]
+    assert len(set(names)) == 5000
+
+
+@pytest.mark.parametrize(("case", "kept"), [("mixture of experts", 2), ("flat names", 0), ("numbered modules", 900)])
+def test_a_case_has_the_norms_that_its_names_say(case: str, kept: int, tmp_path: Path) -> None:
+    path = planning.write(dict(islice(planning.CASES[case](), 900)), tmp_path / "m.safetensors")
+    plan = precconv.plan(path, to="bf16")
+    assert len(plan.items) == 900
+    assert abs(sum(i.why == "norm" for i in plan.items) - kept) <= 2  # the second layer may have begun
+
+
+def test_each_kind_of_names_gets_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planning.main(["--tensors", "40", "--rounds", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "planning 40 tensors, median of 1; at most 2 s"
+    assert [re.split(r"  +", row)[0] for row in rows[1:]] == list(planning.CASES)
+
+
+def test_a_case_over_the_limit_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "LIMIT", 0.0)
+    assert planning.main(["--tensors", "4", "--rounds", "1"]) == 1
