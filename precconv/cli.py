@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from . import text
@@ -23,8 +24,10 @@ from .convert import convert as run_convert
 from .convert import plan as run_plan
 from .errors import PrecconvError
 from .inspection import inspect as run_inspect
+from .plan import Plan
 from .report import Report, plan_dict
 from .rules import Rule, read_rules
+from .weights import Weights
 
 __all__ = ["main"]
 
@@ -70,8 +73,8 @@ _RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
 }
 
 
-#: Options that decide what happens to each tensor, by their names in the library.
-_PLAN_OPTIONS = ("output", "format", "weights", "select", "strip_wrappers", "shared", "preset", "norms", "mixed")
+#: What a plan depends on besides, and ``inspect`` has otherwise.
+_PLAN_ONLY = ("output", "format", "weights", "select", "shared")
 
 
 def _rules() -> list[Rule]:
@@ -133,25 +136,27 @@ def cli() -> None:
     """
 
 
-def _conversion_options(command: F) -> F:
-    """The options of ``convert``, in the order ``--help`` shows them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options of a command, in the order ``--help`` shows them."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-_OPTIONS: tuple[Callable[[F], F], ...] = (
-    click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
-    click.option("-o", "--output", type=click.Path(), metavar="PATH",
-                 help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
-    click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
-                 help="The output's format, where -o does not say it."),
+#: Which weights of a file are meant.
+_CHOICE: tuple[Callable[[F], F], ...] = (
     click.option("--weights", type=click.Choice(["auto", "model", "ema", "all"]), default="auto", show_default=True,
                  help="Which weights of a training checkpoint; with auto, an LDM model keeps its EMA twins."),
     click.option("--select", metavar="KEY.PATH", help="The weights at this place of a torch checkpoint."),
+)  # fmt: skip
+
+#: What a plan depends on, beside ``--to``: the same for ``convert`` and for ``inspect --to``.
+_POLICY: tuple[Callable[[F], F], ...] = (
     click.option("--strip-wrappers", is_flag=True, help="Take 'module.', '_orig_mod.' and the like out of names."),
-    click.option("--shared", type=click.Choice(["clone", "drop"]), default="clone", show_default=True,
-                 help="Tied tensors in safetensors: each with the data, or one, the others named in the metadata."),
     click.option("--preset", default="auto", show_default=True, metavar="auto|none|NAME",
                  help="What the architecture needs in FP32: by config.json or tensor names, nothing, or a named table "
                  "(see 'precconv presets')."),
@@ -163,6 +168,19 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--rule", multiple=True, metavar="GLOB=ACTION",
                  help="ACTION: a dtype, keep or drop; repeatable, the first match wins."),
     click.option("--rules", type=click.Path(), multiple=True, metavar="FILE.toml", help="The same, from a file."),
+)  # fmt: skip
+_POLICY_NAMES = ("strip_wrappers", "preset", "norms", "mixed", *_RULE_OPTIONS)
+
+_CONVERSION: tuple[Callable[[F], F], ...] = (
+    click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
+    click.option("-o", "--output", type=click.Path(), metavar="PATH",
+                 help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+    click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
+                 help="The output's format, where -o does not say it."),
+    *_CHOICE,
+    click.option("--shared", type=click.Choice(["clone", "drop"]), default="clone", show_default=True,
+                 help="Tied tensors in safetensors: each with the data, or one, the others named in the metadata."),
+    *_POLICY,
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,
                  help="Finite values too large for the target: refuse, give their tensor its source dtype, FP32 or "
@@ -185,28 +203,21 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
 )  # fmt: skip
 
 
+def _policy(options: dict[str, Any]) -> dict[str, Any]:
+    """Take what a plan depends on out of a command's options; the rules in the order they were given."""
+    taken = {name: options.pop(name) for name in ("to", *_POLICY_NAMES)}
+    return {name: value for name, value in taken.items() if name not in _RULE_OPTIONS} | {"rule": _rules()}
+
+
 @cli.command(cls=_Ordered)
 @click.argument("src", metavar="SRC", type=click.Path())
-@_conversion_options
-def convert(
-    src: str,
-    *,
-    to: str,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-    **options: Any,
-) -> None:
+@_options(*_CONVERSION)
+def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
     """Convert one checkpoint file to another precision."""
-    for name in _RULE_OPTIONS:
-        del options[name]
     with _reported():
-        policy = {"to": to, "rule": _rules(), **{name: options.pop(name) for name in _PLAN_OPTIONS}}
+        policy = _policy(options) | {name: options.pop(name) for name in _PLAN_ONLY}
         if dry_run:
-            made = run_plan(src, **policy)
-            if as_json or not quiet:
-                click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
+            _print_plan(src, run_plan(src, **policy), as_json=as_json, quiet=quiet, verbose=verbose)
             return
         try:
             with _progress(quiet=quiet) as progress:
@@ -218,6 +229,16 @@ def convert(
             raise
         with _unread():
             _print_report(report, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+def _print_plan(src: str, made: Plan, *, as_json: bool, quiet: bool, verbose: bool) -> None:
+    if not quiet:
+        for line in made.warnings:
+            click.echo(f"warning: {src}: {line}", err=True)
+    if as_json:
+        click.echo(json.dumps(plan_dict(made)))
+    elif not quiet:
+        click.echo(text.plan(made, verbose=verbose))
 
 
 def _print_report(report: Report, *, as_json: bool, quiet: bool, verbose: bool) -> None:
@@ -247,20 +268,36 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield show
 
 
-@cli.command()
+@cli.command(cls=_Ordered)
 @click.argument("src", metavar="SRC", type=click.Path())
+@_options(*_CHOICE)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the totals only, not the tensors.")
-@click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes.")
+@click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes; with its options:")
+@_options(*_POLICY)
 @click.option("-v", "--verbose", is_flag=True, help="With --to, list every tensor.")
-def inspect(src: str, *, as_json: bool, quiet: bool, to: str | None, verbose: bool) -> None:
+def inspect(
+    src: str,
+    *,
+    weights: Weights,
+    select: str | None,
+    as_json: bool,
+    quiet: bool,
+    to: str | None,
+    verbose: bool,
+    **options: Any,
+) -> None:
     """Show what is inside a checkpoint, from its header alone."""
     with _reported():
         if to is not None:
-            made = run_plan(src, to=to)
-            click.echo(json.dumps(plan_dict(made)) if as_json else text.plan(made, verbose=verbose))
+            made = run_plan(src, weights=weights, select=select, **_policy({"to": to, **options}))
+            _print_plan(src, made, as_json=as_json, quiet=False, verbose=verbose)
             return
-        found = run_inspect(src)
+        context = click.get_current_context()
+        for name in _POLICY_NAMES:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name.replace('_', '-')} is about a conversion: say --to which dtype", context)
+        found = run_inspect(src, weights=weights, select=select)
         click.echo(json.dumps(found.to_dict()) if as_json else text.inspection(found, tensors=not quiet))
 
 

@@ -81,14 +81,13 @@ def _short(value: str) -> str:
 
 
 def plan(made: Plan, *, verbose: bool) -> str:
-    """A plan: one line for each reason and pair of dtypes; with ``verbose`` every tensor."""
+    """A plan without its warnings: one line for each reason and pair of dtypes; with ``verbose`` every tensor."""
     lines = [
         f"plan: {count(len(made.items), 'tensor')}, {size(made.source_bytes)} -> {size(made.output_bytes)}",
         *_groups(made),
     ]
     if verbose:
         lines += ["", *_tensors(made.items)]
-    lines += [f"warning: {printable(warning)}" for warning in made.warnings]
     return "\n".join(lines)
 
 
