@@ -16,11 +16,22 @@ def config_beside(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """The config in a checkpoint's directory, None where there is none, and a note on one that is of no use."""
     config = path.parent / "config.json"
     try:
-        if not config.is_file():
+        if not config.is_file():  # nothing, or what must not be opened: a pipe would never end
             return None, []
-        if config.stat().st_size > MAX_CONFIG:
-            return None, [f"{config}: too large for a model's config, not looked at"]
-        found = json.loads(config.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None, [f"{config}: not valid JSON, not looked at"]
-    return (found, []) if isinstance(found, dict) else (None, [f"{config}: not an object, not looked at"])
+        with config.open("rb") as file:
+            raw = file.read(MAX_CONFIG + 1)
+    except OSError as e:
+        return None, [_note(config, f"cannot be read ({(e.strerror or str(e)).lower()})")]
+    if len(raw) > MAX_CONFIG:
+        return None, [_note(config, "too large for a model's config")]
+    try:
+        found = json.loads(raw.decode("utf-8"))
+    except RecursionError:
+        return None, [_note(config, "nests too deeply")]
+    except ValueError:
+        return None, [_note(config, "not valid JSON")]
+    return (found, []) if isinstance(found, dict) else (None, [_note(config, "not an object")])
+
+
+def _note(config: Path, why: str) -> str:
+    return f"{config}: {why}, so tensor names alone say what the architecture needs"
