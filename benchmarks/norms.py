@@ -14,12 +14,15 @@ import argparse
 import gzip
 import json
 import re
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from precconv.dtypes import dtype
 from precconv.norms import find_norms

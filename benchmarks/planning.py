@@ -20,11 +20,10 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import precconv  # noqa: E402
-from benchmarks.inputs import ITEM, Shapes, header  # noqa: E402
+import precconv
+from benchmarks.inputs import ITEM, Shapes, header
 
 #: Seconds that planning 100,000 tensors may take.
 LIMIT = 2.0
