@@ -57,7 +57,7 @@ def pickle_bytes(
     return b"".join(out.parts)
 
 
-_PLAIN = frozenset({type(None), bool, int, float, StorageRef})
+_PLAIN = frozenset({type(None), bool, int, float, Global, StorageRef})
 
 
 class _References:
@@ -121,9 +121,6 @@ class _Writer:
         if atom is not None:
             self.write(atom(node))
             return None
-        if isinstance(node, Global):
-            self._name(node)
-            return None
         ident = id(node)
         self._budget -= 1
         if self._budget < 0:
@@ -135,9 +132,8 @@ class _Writer:
         if self._replace:
             node = self._replace.get(ident, node)
             kind = type(node)
-        if kind in _VALUES:
-            self.write(_VALUES[kind](node))
-            self._put(ident)
+        whole = _WHOLE.get(kind)
+        if whole is not None and whole(self, node, ident):
             return None
         steps = _STEPS.get(kind)
         if steps is None:
@@ -181,7 +177,64 @@ class _Writer:
         self.write(undo + fetch)
         return True
 
-    # What holds other nodes ---------------------------------------------------------------------------------
+    # What can be written at once: most of what tensors are made of -------------------------------------------
+
+    def value(self, node: object, ident: int) -> bool:
+        self.write(_VALUES[type(node)](node))
+        self._put(ident)
+        return True
+
+    def numbers(self, node: tuple[object, ...], ident: int) -> bool:
+        """A tuple of integers, if it is one."""
+        parts = []
+        for part in node:
+            if type(part) is not int:
+                return False
+            parts.append(_integer(part))
+        size = len(parts)
+        self.write(b"".join(parts) + _TUPLES[size] if size < 4 else b"(" + b"".join(parts) + b"t")
+        if size:
+            self._put(ident)
+        return True
+
+    def bare(self, node: Placeholder, ident: int) -> bool:
+        """A call without arguments, nothing done to its result, if it is one."""
+        if node.args or node.edits or node.how != "reduce" or not isinstance(node.callable, Global):
+            return False
+        self.name(node.callable)
+        self.write(b")R")
+        self._put(ident)
+        return True
+
+    def name(self, node: Global, _: int = 0) -> bool:
+        fetch = self._memo.get(node)
+        if fetch is not None:
+            self.write(fetch)
+            return True
+        line = _name_line(node)
+        self.write(_text(node.module) + _text(node.name) + b"\x93" if line is None else b"c" + line)
+        self._remember(node)
+        return True
+
+    def storage(self, node: StorageRef, _: int) -> bool:
+        """As ``torch.save`` refers to a storage: ("storage", type, key, location, number of elements)."""
+        self.write(b"(")
+        self._known_text("storage")
+        self.name(node.type)
+        self.write(_text(self._key(node)))
+        self._known_text(node.location)
+        self.write(_integer(node.numel) + b"tQ")
+        return True
+
+    def _known_text(self, value: str) -> None:
+        fetch = self._memo.get(value)
+        if fetch is None:
+            self.write(_text(value))
+            self._remember(value)
+        else:
+            self.write(fetch)
+
+    # What holds other nodes ----------------------------------------------------------------------------------
 
     def tuple(self, node: tuple[object, ...], ident: int) -> Steps:
         size = len(node)
@@ -192,8 +245,6 @@ class _Writer:
             if not self._recalled(ident, b"1"):
                 self.write(b"t")
                 self._put(ident)
-        elif size == 0:
-            self.write(b")")
         elif not self._recalled(ident, b"0" * size):
             self.write(_TUPLES[size])
             self._put(ident)
@@ -278,38 +329,6 @@ class _Writer:
     def key(self, node: Key, _: int) -> Steps:
         yield node.value
 
-    # Names and references ------------------------------------------------------------------------------------
-
-    def _name(self, node: Global) -> None:
-        fetch = self._memo.get(node)
-        if fetch is not None:
-            self.write(fetch)
-            return
-        line = _name_line(node)
-        if line is not None:
-            self.write(b"c" + line)
-        else:
-            self.write(_text(node.module) + _text(node.name) + b"\x93")
-        self._remember(node)
-
-    def storage(self, node: StorageRef, _: int) -> Steps:
-        """As ``torch.save`` refers to a storage: ("storage", type, key, location, number of elements)."""
-        self.write(b"(")
-        self._known_text("storage")
-        yield node.type
-        self.write(_text(self._key(node)))
-        self._known_text(node.location)
-        yield node.numel
-        self.write(b"tQ")
-
-    def _known_text(self, value: str) -> None:
-        fetch = self._memo.get(value)
-        if fetch is None:
-            self.write(_text(value))
-            self._remember(value)
-        else:
-            self.write(fetch)
-
     def persistent(self, node: Persistent, _: int) -> Steps:
         """Old pickled modules: ``("module", class, file, source)``, of which torch keeps the class."""
         pid = node.pid
@@ -371,6 +390,13 @@ _VALUES: dict[type, Callable[..., bytes]] = {
     ByteString: _byte_string,
     bytearray: lambda value: b"\x96" + _U64.pack(len(value)) + bytes(value),
 }
+_WHOLE: dict[type, Callable[..., bool]] = {
+    **dict.fromkeys(_VALUES, _Writer.value),
+    tuple: _Writer.numbers,
+    Placeholder: _Writer.bare,
+    Global: _Writer.name,
+    StorageRef: _Writer.storage,
+}
 _STEPS: dict[type, Callable[..., Steps]] = {
     tuple: _Writer.tuple,
     list: _Writer.list,
@@ -378,6 +404,5 @@ _STEPS: dict[type, Callable[..., Steps]] = {
     Elements: _Writer.elements,
     Placeholder: _Writer.placeholder,
     Key: _Writer.key,
-    StorageRef: _Writer.storage,
     Persistent: _Writer.persistent,
 }
