@@ -15,7 +15,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..dtypes import DType, dtype
 from ..errors import InputError, UsageError
@@ -248,10 +248,10 @@ def _output(
         *((name, len(note)) for name, note in after),
     ]
     layout = zip_layout((f"{folder}/{name}", size) for name, size in sizes)
-    first = len(before)
+    first, offsets = len(before), layout.offsets
     notes = {i: note for i, (_, note) in enumerate(before)} | {first + len(storages): after[0][1]}
     pieces = [
-        _piece(file, first + i, layout.offsets[first + i] + block.place, block)
+        _piece(file, first + i, offsets[first + i] + block.place, block)
         for i, (part, _) in enumerate(storages)
         for block in part.blocks
         if block.nbytes
@@ -266,7 +266,8 @@ def _piece(file: TorchFile, record: int, offset: int, block: Block) -> Piece:
     src, storage = _source_dtype(file, block), view.storage
     width = max(1, src.bits // 8)
     extent = file.extent(storage)
-    whole = replace(storage, start=0, numel=extent.nbytes // storage.itemsize)
+    numel = extent.nbytes // storage.itemsize
+    whole = StorageRef(storage.key, storage.type, storage.dtype, numel, storage.location, inline=storage.inline)
     node = view.ref.node if view.ref is not None else Placeholder("reduce", storage.type, ())
     flat = TensorRef(node, whole, src, block.start // width, ((block.end - block.start) // width,), (1,))
     shown = [
