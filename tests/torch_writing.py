@@ -8,7 +8,8 @@ import pickletools
 import random
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,37 @@ def check_sharing(old: list[torch.Tensor], new: list[torch.Tensor]) -> None:
         assert a.dtype == first.dtype
         if b.dtype == twin.dtype:
             assert place(b) == place(twin)
+
+
+# Things to save ---------------------------------------------------------------------------------------------
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * 3).to(dtype)
+
+
+def net() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.LSTM(4, 5, 2))
+
+
+@contextmanager
+def planned(path: Path, choices: dict[str, Any]) -> Iterator[tuple[Any, TorchOutput]]:
+    source = InputFile(path)
+    try:
+        file = open_any(source)
+        found = dict(tensors(file.root))
+        yield file, torch_output(file, [Choice(n, found[n], to) for n, to in choices.items()])
+    finally:
+        source.close()
+
+
+def trained(optimizer: Any) -> dict[str, Any]:
+    model = net()
+    made = optimizer(model.parameters())
+    for _ in range(2):
+        x = model[1](model[0](values(2, 3, 6, 6)))
+        model[2](x.flatten(2).mean(2)[None])[0].sum().backward()
+        made.step()
+    return {"epoch": 3, "model": model.state_dict(), "optimizer": made.state_dict(), "rng": torch.get_rng_state()}

@@ -14,13 +14,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import InputError
+from .pickle_values import binary, byte_string, floating, integer, name_line, text
 from .pickled import ByteString, Elements, Global, Key, Persistent, Placeholder, StorageRef, children
 
 __all__ = ["pickle_bytes"]
 
 _BATCH = 1000  #: items that CPython's pickler gives an object at a time
-_U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
-_U64 = struct.Struct("<Q")
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SINGLE = {"items": b"a", "pairs": b"s"}
 _MANY = {"items": b"e", "pairs": b"u", "elements": b"\x90"}
 _MAKE = {"reduce": b"R", "newobj": b"\x81", "newobj_ex": b"\x92"}
@@ -190,7 +190,7 @@ class _Writer:
         for part in node:
             if type(part) is not int:
                 return False
-            parts.append(_integer(part))
+            parts.append(integer(part))
         size = len(parts)
         self.write(b"".join(parts) + _TUPLES[size] if size < 4 else b"(" + b"".join(parts) + b"t")
         if size:
@@ -211,8 +211,8 @@ class _Writer:
         if fetch is not None:
             self.write(fetch)
             return True
-        line = _name_line(node)
-        self.write(_text(node.module) + _text(node.name) + b"\x93" if line is None else b"c" + line)
+        line = name_line(node)
+        self.write(text(node.module) + text(node.name) + b"\x93" if line is None else b"c" + line)
         self._remember(node)
         return True
 
@@ -221,15 +221,15 @@ class _Writer:
         self.write(b"(")
         self._known_text("storage")
         self.name(node.type)
-        self.write(_text(self._key(node)))
+        self.write(text(self._key(node)))
         self._known_text(node.location)
-        self.write(_integer(node.numel) + b"tQ")
+        self.write(integer(node.numel) + b"tQ")
         return True
 
     def _known_text(self, value: str) -> None:
         fetch = self._memo.get(value)
         if fetch is None:
-            self.write(_text(value))
+            self.write(text(value))
             self._remember(value)
         else:
             self.write(fetch)
@@ -300,7 +300,7 @@ class _Writer:
         how = node.how
         if how == "inst" or how == "obj":
             self.write(b"(")
-            name = _name_line(node.callable) if how == "inst" else None
+            name = name_line(node.callable) if how == "inst" else None
             if name is None:
                 yield node.callable
             yield from node.args
@@ -339,55 +339,16 @@ class _Writer:
         raise InputError(f"the persistent id {shown!r:.80} stands for nothing that torch could load")
 
 
-def _name_line(node: object) -> bytes | None:
-    """A name as two lines; None where lines cannot hold it."""
-    if not isinstance(node, Global) or not node.module or not node.name or "\n" in node.module + node.name:
-        return None
-    try:
-        return f"{node.module}\n{node.name}\n".encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return None
-
-
-def _integer(value: int) -> bytes:
-    if 0 <= value < 256:
-        return b"K" + bytes((value,))
-    if 0 <= value < 65536:
-        return b"M" + value.to_bytes(2, "little")
-    if -(1 << 31) <= value < 1 << 31:
-        return b"J" + _I32.pack(value)
-    size = (value.bit_length() >> 3) + 1
-    data = value.to_bytes(size, "little", signed=True)
-    return (b"\x8a" + bytes((size,)) if size < 256 else b"\x8b" + _I32.pack(size)) + data
-
-
-def _text(value: str) -> bytes:
-    data = value.encode("utf-8", "surrogatepass")
-    return (b"X" + _U32.pack(len(data)) if len(data) < 1 << 32 else b"\x8d" + _U64.pack(len(data))) + data
-
-
-def _bytes(value: bytes) -> bytes:
-    size = len(value)
-    if size < 256:
-        return b"C" + bytes((size,)) + value
-    return (b"B" + _U32.pack(size) if size < 1 << 32 else b"\x8e" + _U64.pack(size)) + value
-
-
-def _byte_string(value: bytes) -> bytes:
-    """Text of Python 2: how it is understood is for whoever loads it to say."""
-    return (b"U" + bytes((len(value),)) if len(value) < 256 else b"T" + _I32.pack(len(value))) + bytes(value)
-
-
 _ATOMS: dict[type, Callable[..., bytes]] = {
     type(None): lambda _: b"N",
     bool: lambda value: b"\x88" if value else b"\x89",
-    int: _integer,
-    float: lambda value: b"G" + _F64.pack(value),
+    int: integer,
+    float: floating,
 }
 _VALUES: dict[type, Callable[..., bytes]] = {
-    str: _text,
-    bytes: _bytes,
-    ByteString: _byte_string,
+    str: text,
+    bytes: binary,
+    ByteString: byte_string,
     bytearray: lambda value: b"\x96" + _U64.pack(len(value)) + bytes(value),
 }
 _WHOLE: dict[type, Callable[..., bool]] = {

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from ..dtypes import DType, dtype
 from ..errors import InputError, UsageError
@@ -135,6 +136,15 @@ def torch_output(file: TorchFile, choices: Iterable[Choice], *, folder: str = "a
 
     Raises InputError for what cannot be written again, with its name.
     """
+    try:
+        return _planned(file, choices, folder)
+    except InputError as e:
+        if e.path is not None:
+            raise
+        raise type(e)(e.message, path=file.source.path, tensor=e.tensor, hint=e.hint) from e
+
+
+def _planned(file: TorchFile, choices: Iterable[Choice], folder: str) -> TorchOutput:
     sites = find_sites(file.pickle)
     views = _views(file, sites)
     amended = list(_choose(sites, views, choices))
@@ -185,23 +195,24 @@ def _conflicts(file: TorchFile, parts: Iterable[Part]) -> Iterator[Amended]:
     blocks = [block for part in parts for block in part.blocks if block.has_conflict]
     if not blocks:
         return
-    unnamed = {view.ident: view for block in blocks for view in block.views if not view.wants}
-    where = paths(file.root, unnamed)
+    where = paths(file.root, {view.ident for block in blocks for view in block.views if not view.wants})
     for block in blocks:
+        names = [name for view in block.views for name in _names(view, where)]
         for view in block.views:
             got = block.to if block.is_cast else view.dtype
             for name, to in view.wants:
                 if got is not None and to is not got:
-                    others = sorted(_others(block, view, name, where))
-                    why = f"it shares memory with {', '.join(map(repr, others[:3]))}"
-                    yield Amended(name, to, got, why + (f" and {len(others) - 3} more" if len(others) > 3 else ""))
+                    yield Amended(name, to, got, _sharing(names, name))
 
 
-def _others(block: Block, mine: View, name: str, where: Mapping[int, str]) -> Iterator[str]:
-    for view in block.views:
-        yield from (other for other, _ in view.wants if view is not mine or other != name)
-        if not view.wants:
-            yield where.get(view.ident, "a tensor without a name")
+def _names(view: View, where: Mapping[int, str]) -> list[str]:
+    return [name for name, _ in view.wants] or [where.get(view.ident, "a tensor without a name")]
+
+
+def _sharing(names: list[str], mine: str) -> str:
+    others = list(islice((name for name in names if name != mine), 3))
+    more = len(names) - 1 - len(others)
+    return f"it shares memory with {', '.join(map(repr, others))}" + (f" and {more} more" if more > 0 else "")
 
 
 def _replacements(sites: Sites, parts: Iterable[Part]) -> tuple[dict[int, object], dict[int, tuple[Part, StorageRef]]]:
@@ -286,7 +297,5 @@ def _source_dtype(file: TorchFile, block: Block) -> DType:
     if block.src is dtype("uint8") and file.big_endian:
         kinds = {view.dtype for view in block.views if view.dtype is not None}
         if any(kind.bits > 8 for kind in kinds):
-            raise InputError(
-                "a storage of a big-endian file is seen as several types", path=file.source.path, hint=None
-            )
+            raise InputError("a storage of a big-endian file is seen as several types")
     return block.src

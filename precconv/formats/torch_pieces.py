@@ -27,7 +27,8 @@ class Shown:
 class Piece:
     """Elements one after the other in the source that stay so in the output.
 
-    The views of one block of memory: mostly one contiguous tensor, which may have several names.
+    The views of one block of memory: mostly one contiguous tensor, which may have several names.  Elements between
+    those that views show are there too: copied where the piece is copied, zeros where it is cast.
     """
 
     record: int  #: its number in the archive

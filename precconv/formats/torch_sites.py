@@ -6,7 +6,7 @@ and metadata stay as they are.  Storages that stand elsewhere (storage objects, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from ..dtypes import BF16, FP16, FP32, FP64, DType
@@ -15,16 +15,18 @@ from .torch_tensors import TensorRef, tensor_of
 
 __all__ = ["Site", "Sites", "find_sites", "moved", "paths", "storage_type", "with_dtype"]
 
-#: Rebuilders, and how many of their arguments say where a tensor's elements are.
+_PLACE, _PLACE_AND_DTYPE = Global("torch._utils", "_rebuild_tensor"), Global("torch._utils", "_rebuild_tensor_v3")
+#: Rebuilders; what says where a tensor's elements are, and how many of the arguments that takes.
 _REBUILDERS = {
-    "torch._utils._rebuild_tensor": 4,
-    "torch._utils._rebuild_tensor_v2": 6,
-    "torch._utils._rebuild_tensor_v3": 7,
+    "torch._utils._rebuild_tensor": (_PLACE, 4),
+    "torch._utils._rebuild_tensor_v2": (_PLACE, 4),
+    "torch._utils._rebuild_tensor_v3": (_PLACE_AND_DTYPE, 7),
 }
 _DTYPE_ARGUMENT = 6  #: of ``_rebuild_tensor_v3``
 _FROM_CPU = "torch._utils._rebuild_device_tensor_from_cpu_tensor"  #: its second argument is the dtype
 _SUBCLASS = ("torch._rebuild_from_type", "torch._rebuild_from_type_v2")  #: function, class, arguments, state
 _MAX_WRAPPERS = 8
+_MAX_PATH = 50
 _PREFIXES = {FP64: "Double", FP32: "Float", FP16: "Half", BF16: "BFloat16"}
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Global})
 
@@ -78,7 +80,7 @@ def find_sites(pickle: Pickle) -> Sites:
                 found.sites[id(node)] = site
                 stack.extend(_beside_storage(site))
                 continue
-            if _call(node)[0] == _FROM_CPU:
+            if node.args and _call(node)[0] == _FROM_CPU:
                 found.devices.append(node)
         stack.extend(children(node))
     return found
@@ -99,7 +101,7 @@ def _site(node: Placeholder) -> Site | None:
     function, args, depth = _call(node)
     known = _REBUILDERS.get(function)
     if known is not None:
-        inner = Placeholder("reduce", Global(*function.rsplit(".", 1)), args[:known])
+        inner = Placeholder("reduce", known[0], args[: known[1]])
     elif depth == 0 and function.endswith("Tensor") and not args and node.state is not None:
         inner = node
     else:
@@ -121,8 +123,8 @@ def _beside_storage(site: Site) -> list[object]:
     edits = [value for _, value in node.edits or ()]
     if args:
         return [*rest, *args[1:], *edits]
-    states = [part for part in edits if isinstance(part, tuple) and part and part[0] is site.ref.storage]
-    return [*rest, *(part for part in edits if part not in states)]
+    storage = site.ref.storage  # in the state, with numbers
+    return [*rest, *(part for part in edits if not (isinstance(part, tuple) and part and part[0] is storage))]
 
 
 # The same with other storages ------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def moved(site: Site, storage: StorageRef, offset: int, dtype: DType) -> Placeho
     if function not in _REBUILDERS:
         return _old_moved(site, storage, offset, dtype)
     inner = [storage, offset, *args[2:]]
-    if dtype is not site.ref.dtype and _REBUILDERS[function] > _DTYPE_ARGUMENT:
+    if dtype is not site.ref.dtype and _REBUILDERS[function][0] is _PLACE_AND_DTYPE:
         inner[_DTYPE_ARGUMENT] = Global("torch", dtype.torch)
     return _with_args(node, depth, tuple(inner))
 
@@ -177,19 +179,28 @@ def _with_args(node: Placeholder, depth: int, inner: tuple[object, ...]) -> Plac
 # For messages ----------------------------------------------------------------------------------------------
 
 
-def paths(root: object, wanted: Mapping[int, object]) -> dict[int, str]:
+def paths(root: object, wanted: Container[int]) -> dict[int, str]:
     """How to get to some nodes from the root, by ``id``: ``optimizer.state.0.exp_avg``."""
     found: dict[int, str] = {}
     seen: set[int] = set()
-    queue: list[tuple[object, str]] = [(root, "")]
-    for node, path in queue:  # grows; breadth first, for the shortest path
+    queue: list[tuple[object, int, str]] = [(root, -1, "")]  # node, entry that holds it, name there
+    for i, (node, _, _) in enumerate(queue):  # grows; breadth first, for the shortest path
         if id(node) in seen or type(node) in _PLAIN:
             continue
         seen.add(id(node))
         if id(node) in wanted:
-            found.setdefault(id(node), path or "the object itself")
-        queue.extend((part, f"{path}.{name}" if path else name) for name, part in _named(node))
+            found[id(node)] = _path(queue, i)
+        queue.extend((part, i, name) for name, part in _named(node))
     return found
+
+
+def _path(queue: list[tuple[object, int, str]], i: int) -> str:
+    names: list[str] = []
+    while i > 0 and len(names) < _MAX_PATH:
+        _, above, name = queue[i]
+        names.append(name)
+        i = above
+    return ".".join([*(["..."] if i > 0 else []), *reversed(names)]) or "the object itself"
 
 
 def _named(node: object) -> Sequence[tuple[str, object]]:
