@@ -296,7 +296,9 @@ def inspect(
         context = click.get_current_context()
         for name in _POLICY_NAMES:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name.replace('_', '-')} is about a conversion: say --to which dtype", context)
+                raise click.UsageError(
+                    f"--{name.replace('_', '-')} is about a conversion: say --to which dtype", context
+                )
         found = run_inspect(src, weights=weights, select=select)
         click.echo(json.dumps(found.to_dict()) if as_json else text.inspection(found, tensors=not quiet))
 

@@ -18,6 +18,7 @@ from .dtypes import DType, target
 from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
 from .fileio import InputFile, PartFile, free_bytes, part_file
 from .formats import Format, Layout, Place
+from .formats.torch import TorchReader
 from .outputs import FormatChoice, output_format, output_path
 from .passes import Seen, write_pass
 from .plan import Item, Plan, make_plan
@@ -58,9 +59,7 @@ def plan(
     its weights are the user's choice, RuleError for a rule that cannot be read or matches nothing.
     """
     policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
-    for name, value, choices in (("weights", weights, Weights), ("format", format, FormatChoice)):
-        _one_of(name, value, choices)
-    _one_of("shared", shared, SharedMode)
+    _check_choices(weights=weights, format=format, shared=shared)
     with (
         collector_paused(),
         open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found,
@@ -123,31 +122,27 @@ def convert(
     """
     policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
     limits = Limits(on_overflow, on_nonfinite, max_underflow)
-    for name, value, choices in (
-        ("verify", verify, VerifyMode),
-        ("weights", weights, Weights),
-        ("format", format, FormatChoice),
-        ("shared", shared, SharedMode),
-    ):
-        _one_of(name, value, choices)
+    _check_choices(verify=verify, weights=weights, format=format, shared=shared)
     started = time.perf_counter()
     with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
         path = found.file.path
         final, fmt = output_path(path, found.format, policy.target, output, choice=format, force=force)
-        if report is not None:
-            check_report_path(Path(report), (path, final))
         written = None if report is None else Path(report)
+        if written is not None:
+            check_report_path(written, (path, final))
+        with collector_paused():
+            made = _for_output(_plan(found, policy), found, fmt, policy, shared)
+        if made.dropped and isinstance(found.source.reader, TorchReader):  # there is nothing beside them, see above
+            found = replace(found, source=replace(found.source, is_part=True))
         job = _Job(found, fmt, final, limits, _workers(workers), verify, force, durable, written, (weights, select))
-        options = _options(policy, limits, verify) | {
-            "weights": weights, "select": select, "strip_wrappers": strip_wrappers, "shared": shared,
+        options = _options(policy, limits) | {
+            "verify": verify, "weights": weights, "select": select, "strip_wrappers": strip_wrappers, "shared": shared,
         }  # fmt: skip
 
         def summary(result: _Result) -> Report:
             return _report(job, result, options, time.perf_counter() - started)
 
         try:
-            with collector_paused():
-                made = _for_output(_plan(found, policy), found, fmt, policy, shared)
             return _run(job, made, progress, summary)
         except (NumericError, VerificationError) as e:
             if report is not None and e.report is not None:
@@ -156,8 +151,7 @@ def convert(
 
 
 def _policy(to: str | DType, preset: str, norms: NormMode, mixed: MixedMode, rules: Sequence[Rule]) -> Policy:
-    _one_of("norms", norms, NormMode)
-    _one_of("mixed", mixed, MixedMode)
+    _check_choices(norms=norms, mixed=mixed)
     return Policy(target(to), tuple(rules), preset, norms, mixed)
 
 
@@ -187,6 +181,9 @@ def _for_output(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shar
             message = f"is {tensor.kind}, which cannot be written"
             raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
     if fmt.name != "safetensors":
+        if made.dropped and found.left and not found.source.is_part:
+            hint = "take the weights alone (--weights model, or --select), or write safetensors"
+            raise UsageError("tensors cannot be dropped from a checkpoint that keeps its structure", hint=hint)
         return made
     metadata = {**made.metadata}
     metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
@@ -195,10 +192,17 @@ def _for_output(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shar
     return replace(made, metadata=metadata)
 
 
-def _one_of(name: str, value: object, choices: object) -> None:
-    known = get_args(choices)
-    if value not in known:
-        raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
+_CHOICES: Mapping[str, object] = {
+    "verify": VerifyMode, "weights": Weights, "format": FormatChoice, "shared": SharedMode, "norms": NormMode,
+    "mixed": MixedMode,
+}  # fmt: skip
+
+
+def _check_choices(**given: object) -> None:
+    for name, value in given.items():
+        known = get_args(_CHOICES[name])
+        if value not in known:
+            raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
 def _workers(workers: int | None) -> int:
@@ -378,7 +382,7 @@ def _report(job: _Job, result: _Result, options: Mapping[str, Any], seconds: flo
     )
 
 
-def _options(policy: Policy, limits: Limits, verify: VerifyMode) -> dict[str, Any]:
+def _options(policy: Policy, limits: Limits) -> dict[str, Any]:
     return {
         "to": policy.target.name,
         "preset": policy.preset,
@@ -386,5 +390,4 @@ def _options(policy: Policy, limits: Limits, verify: VerifyMode) -> dict[str, An
         "mixed": policy.mixed,
         "rules": [{"match": r.match, "to": str(r.to)} for r in policy.rules],
         **asdict(limits),
-        "verify": verify,
     }
