@@ -429,3 +429,13 @@ def test_the_uniform_way_gives_every_float_one_dtype(built: Built, to: str, tmp_
     output = tmp_path / "uniform.safetensors"
     precconv.convert(built.file, to=to, output=output, norms="cast", preset="none", mixed="cast")
     assert {t.dtype.name for t in precconv.inspect(output) if t.dtype.kind == "float" and t.shape} == {to}
+
+
+def test_transformers_rounds_fp32_norms_while_loading_a_class_that_does_not_keep_them(tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    folder = save(llama(), tmp_path / "llama")
+    norms = norm_names(Case("llama", llama, logits), tmp_path / "norms")
+    loaded = dtypes(LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16))
+    assert norms <= fp32_names(weights(folder))
+    assert {loaded[name] for name in norms} == {torch.bfloat16}

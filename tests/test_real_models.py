@@ -72,6 +72,11 @@ def test_the_norms_of_minilm_stay_fp32_and_its_matrices_do_not(minilm: Path) -> 
     assert [i.to for i in plan.items if i.src.name.endswith("position_ids")] == ["int64"]
 
 
+def test_the_fp32_norms_of_minilm_cost_less_than_a_twentieth_of_a_percent(minilm: Path) -> None:
+    kept, cast = (precconv.plan(minilm, to="bf16", norms=norms).output_bytes for norms in ("fp32", "cast"))
+    assert 1 < kept / cast < 1.0005
+
+
 def test_an_fp32_conversion_of_a_converted_minilm_changes_nothing_more(minilm: Path, tmp_path: Path) -> None:
     half, back, again = (tmp_path / n for n in ("half.safetensors", "back.safetensors", "again.safetensors"))
     precconv.convert(minilm, to="bf16", output=half)
