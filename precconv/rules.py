@@ -155,13 +155,13 @@ def decide(t: TensorInfo, policy: Policy, facts: Facts) -> tuple[DType | None, s
     for rule in policy.rules:
         if rule.matches(t.name):
             return _by_rule(t, rule)
+    if t.name in facts.quantized:  # before the dtype: packed weights too say which format was recognised
+        return t.dtype, f"quantized: {facts.quantized[t.name]}"
     target = policy.target
     if t.dtype is target:
         return target, f"already {target}"
     if not t.dtype.is_castable:
         return t.dtype, f"{t.dtype} is not cast"
-    if t.name in facts.quantized:
-        return t.dtype, f"quantized: {facts.quantized[t.name]}"
     if _holds(target, t.dtype):  # all that follows only ever prevents loss
         return target, "target"
     if not t.shape:

@@ -158,8 +158,7 @@ def test_nibbles_packed_in_a_float_type_are_not_cast(to: str, tmp_path: Path) ->
     tensors = {module + name: tensor for name, tensor in packed.items()}
     output, whys = convert({**tensors, "model.embed_tokens.weight": randn(8, 8)}, to, tmp_path)
     assert all(same(output[name], tensor) for name, tensor in tensors.items())
-    assert whys[module + "weight"] in ("quantized: bitsandbytes 4-bit", "already bf16")
-    assert whys[module + "weight.absmax"] == "quantized: bitsandbytes 4-bit"
+    assert {whys[name] for name in tensors} == {"quantized: bitsandbytes 4-bit"}
     assert output["model.embed_tokens.weight"].dtype is HALVES[to]
 
 
@@ -213,18 +212,10 @@ def test_every_byte_of_a_quantized_module_survives_a_conversion(
     assert before.keys() == after.keys()
     assert {n: after[n] for n in module} == {n: before[n] for n in module}
     assert after["lm_head.weight"][0] == to
-    whys = {i.src.name: i.why for i in report.plan.items if i.src.name in module}
-    for tensor, why in whys.items():
-        kind = before[tensor][0]
-        said = [f"already {to}"] if kind == to else [f"{kind} is not cast"] if not kind.is_castable else []
-        assert why in (*said, f"quantized: {name}")
+    assert {i.why for i in report.plan.items if i.src.name in module} == {f"quantized: {name}"}
 
 
 @pytest.mark.parametrize(("quantized", "name", "module"), BY_FORMAT, indirect=["quantized"])
-def test_the_plan_names_the_format_where_it_would_have_cast(quantized: Path, name: str, module: Tensors) -> None:
-    would = [i for i in infos(module) if i.dtype.is_castable]
-    plan = precconv.plan(quantized, to="fp32" if all(i.dtype != "fp32" for i in would) else "fp16")
-    would = [i for i in would if i.dtype != plan.target]
-    lines = run("inspect", quantized, "--to", plan.target).stdout.splitlines()
-    said = [int(line.split()[0]) for line in lines if line.endswith(f"  quantized: {name}")]
-    assert sum(said) == len(would)
+def test_the_plan_says_which_format_was_recognised(quantized: Path, name: str, module: Tensors, to: str) -> None:
+    lines = run("inspect", quantized, "--to", to).stdout.splitlines()
+    assert sum(int(line.split()[0]) for line in lines if line.endswith(f"  quantized: {name}")) == len(module)

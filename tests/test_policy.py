@@ -46,7 +46,7 @@ REASONS: dict[str, tuple[torch.Tensor, str, str]] = {
     "layers.0.attn.masked_bias": (torch.tensor(-1e9), "fp32", "scalar"),
     "layers.0.input_layernorm.weight": (matrix(FP32, 8), "fp32", "norm"),
     "layers.0.mlp.gate.e_score_correction_bias": (matrix(FP32, 8), "fp32", "preset universal: MoE selection bias"),
-    "layers.0.q_proj.qweight": (torch.ones(8, 8, dtype=torch.int32), "int32", "int32 is not cast"),
+    "layers.0.q_proj.qweight": (torch.ones(8, 8, dtype=torch.int32), "int32", "quantized: gptq"),
     "layers.0.q_proj.scales": (matrix(FP16, 1, 8), "fp16", "quantized: gptq"),
     "layers.0.mine": (matrix(), "fp16", "rule *.mine"),
     "layers.0.kept.bias": (matrix(FP32, 8), "fp32", "rule *.kept.*"),
