@@ -273,7 +273,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 @_options(*_CHOICE)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the totals only, not the tensors.")
-@click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes; with its options:")
+@click.option("--to", metavar="DTYPE", help="Show what a conversion would do, by reason and dtypes.")
 @_options(*_POLICY)
 @click.option("-v", "--verbose", is_flag=True, help="With --to, list every tensor.")
 def inspect(

@@ -5,7 +5,8 @@ Reading is indexing: what the pickle says is data, and nothing it names is impor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,9 +142,15 @@ def check(path: Path, _planned: Layout, _tensors: Sequence[TensorInfo], _dtypes:
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about how torch checks what it loads: of no use to anyone here
+        _load(path, get_unsafe_globals_in_checkpoint, torch.load)
+
+
+def _load(path: Path, unsafe_globals: Callable[[Path], list[str]], load: Callable[..., object]) -> None:
     try:
-        if not get_unsafe_globals_in_checkpoint(path):  # else torch would have to import what the file names
-            torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        if not unsafe_globals(path):  # else torch would have to import what the file names
+            load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, ValueError, OSError, ArithmeticError, LookupError, TypeError) as e:
         raise VerificationError(f"torch refuses the output: {e}", path=path) from e
 
