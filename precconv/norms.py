@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -324,16 +325,18 @@ def _split(name: str) -> tuple[str, str]:
     return owner, leaf
 
 
-def _ancestors(paths: Iterable[str]) -> set[str]:
-    """Every path that some module lies below."""
-    found: set[str] = set()
-    for path in paths:
-        while path:
-            path = path.rpartition(".")[0]
-            if path in found:
-                break
-            found.add(path)
-    return found
+def _parents(paths: Iterable[str]) -> set[str]:
+    """The paths that some other path lies below.
+
+    Sorted with the dot as the lowest character, what lies below a path follows it at once.  No prefix of a path is
+    stored that is not a path itself: a hostile name has a million.
+    """
+    ordered = sorted({path.replace(".", "\0") for path in paths})
+    return {
+        above.replace("\0", ".")
+        for above, below in pairwise(ordered)
+        if below.startswith(above) and (not above or below[len(above)] == "\0")
+    }
 
 
 def _neighbour(path: str, step: int) -> str | None:
@@ -412,12 +415,12 @@ def find_norms(infos: Sequence[TensorInfo]) -> frozenset[str]:
 def _norms(owners: Mapping[str, Shapes]) -> dict[str, Collection[str]]:
     """The owners that have tensors of a norm, and which; modules that look alike are judged once."""
     paths = _paths(owners)
-    ancestors = _ancestors(paths)
+    parents = _parents(paths)
     beside_conv = _beside_convolutions(paths, [*owners.values()])
     judged: dict[tuple[object, ...], Collection[str]] = {}  # most modules stand in every layer
     found: dict[str, Collection[str]] = {}
     for path, end, (owner, shapes) in zip(paths, _ends(paths), owners.items(), strict=True):
-        is_leaf, beside = path not in ancestors, path in beside_conv
+        is_leaf, beside = path not in parents, path in beside_conv
         alike = (end, is_leaf, beside, *shapes.items())
         leaves = judged.get(alike)
         if leaves is None:

@@ -18,6 +18,9 @@ from .tensors import TensorInfo
 
 __all__ = ["Group", "Item", "Plan", "make_plan"]
 
+#: Characters up to which names are recognised: no module lies deeper, and a hostile name has a million components.
+MAX_NAME = 1000
+
 
 class Item(NamedTuple):
     """The fate of one tensor."""
@@ -96,13 +99,14 @@ def make_plan(
     ``others``: names that rules may match too, of what is no plain tensor.
     Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
     """
-    keys = [] if policy.preset == "none" else presets.templates(infos)
-    tables = _tables(infos, keys, policy, config)
-    quantized = find_quantized(infos, config, metadata)
+    known = infos if all(len(t.name) <= MAX_NAME for t in infos) else [t for t in infos if len(t.name) <= MAX_NAME]
+    keys = [] if policy.preset == "none" else presets.templates(known)
+    tables = _tables(known, keys, policy, config)
+    quantized = find_quantized(known, config, metadata)
     facts = Facts(
         quantized,
-        presets.match(tables, infos, policy.target, keys) if tables else {},
-        find_norms(infos) if policy.norms == "fp32" else frozenset(),
+        presets.match(tables, known, policy.target, keys) if tables else {},
+        find_norms(known) if policy.norms == "fp32" else frozenset(),
         policy.mixed == "keep" and _mostly_16_bit(infos, quantized),
     )
     items, dropped = [], []

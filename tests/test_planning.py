@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 import precconv
 from benchmarks import planning
+from precconv.dtypes import BF16, FP32
+from precconv.plan import MAX_NAME, make_plan
+from precconv.rules import Policy
+from precconv.tensors import TensorInfo
 
 
 @pytest.mark.parametrize("case", planning.CASES)
@@ -36,3 +41,35 @@ def test_each_kind_of_names_gets_a_row(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_case_over_the_limit_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "LIMIT", 0.0)
     assert planning.main(["--tensors", "4", "--rounds", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["ab." * 300_000 + "weight"],
+        [f"x{i}." + "a." * 490 + "weight" for i in range(300)],
+        ["modules_to_save." * 60_000 + "weight"],
+        ["module." * 140 + f"layers.{i}.norm.weight" for i in range(300)],
+        [f"norm{'1' * 990}{i}.weight" for i in range(300)],
+    ],
+    ids=["one deep name", "many deep names", "adapters", "wrappers", "digits"],
+)
+def test_names_with_very_many_components_cost_no_more_than_their_length(names: list[str]) -> None:
+    infos = [TensorInfo(name, FP32, (16,), 0, 64) for name in names]
+    make_plan(infos[:1], {}, Policy(BF16))  # reads the tables
+    tracemalloc.start()
+    try:
+        make_plan(infos, {}, Policy(BF16))
+        assert tracemalloc.get_traced_memory()[1] < 10 * sum(map(len, names))
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_name_that_is_too_long_to_be_recognised_is_cast_like_any_other() -> None:
+    def why(name: str) -> str:
+        (item,) = make_plan([TensorInfo(name, FP32, (16,), 0, 64)], {}, Policy(BF16)).items
+        return item.why
+
+    suffix = ".norm.weight"
+    assert why("x" * (MAX_NAME - len(suffix)) + suffix) == "norm"
+    assert why("x" * (MAX_NAME + 1 - len(suffix)) + suffix) == "target"
