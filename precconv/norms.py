@@ -8,7 +8,6 @@ evidence is even the answer is "norm": that costs a few bytes, the other mistake
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -16,119 +15,34 @@ from math import prod
 from typing import NamedTuple
 
 from .names import canonical
+from .norm_tables import (
+    ACTIVATION,
+    AFFINE,
+    CAMEL_CASE,
+    DIGITS,
+    EXTRAS,
+    IGNORED,
+    LDM_EMA,
+    LONE,
+    MIN_LONE,
+    NORM,
+    NORMS,
+    OFFSETS,
+    OWN_NAME,
+    PAIRS,
+    PEFT,
+    PEFT_PARTS,
+    PER_HEAD,
+    PLAIN,
+    QUERY_KEY,
+    SCALES,
+    SHIFTS,
+    STATISTICS,
+    VECTOR,
+)
 from .tensors import TensorInfo
 
 __all__ = ["RULES", "find_norms"]
-
-# Tables: what the tensors of a norm are called.
-
-#: What multiplies; the first that a module has is its scale.
-SCALES = (
-    "weight",  # torch
-    "gamma",  # Keras, TF BERT, lucidrains, Wan VAE, GRN
-    "scale",  # flax, Haiku, BFL flux, torchtune, gpt-oss
-    "g",  # GPT-2 in TF, lucidrains
-    "w",  # TransformerLens
-    "gain",  # BigGAN
-    "a_2",  # the Annotated Transformer
-    "affine_weight",  # RevIN, Equiformer
-    "temp",  # Zaya
-    "w_norm",  # LyCORIS
-    "diff",  # ComfyUI's difference files
-    "alpha",  # Kyutai's Moshi
-)
-#: What adds, in the same libraries.
-SHIFTS = (
-    *("bias", "beta", "b", "b_2", "affine_bias", "b_norm", "diff_b"),
-    "offset",  # Haiku
-    "loc",  # ActNorm of CompVis
-    "shift",  # I-BERT
-)
-#: Running statistics.
-STATISTICS = frozenset(
-    (
-        *("running_mean", "running_var"),  # torch
-        *("moving_mean", "moving_variance", "moving_var"),  # Keras, TF
-        *("stored_mean", "stored_var", "running_means", "running_vars"),  # two ports of BigGAN
-        "_variance",  # Paddle; not its _mean, which data normalisers use
-    )
-)
-#: Further tensors of a norm, never enough alone.
-EXTRAS = (
-    "tau",  # FilterResponseNorm
-    "v",  # EvoNorm
-    "mean_scale",  # PyG GraphNorm
-    "log_scale",  # Zipformer BiasNorm
-    *("mean", "var"),  # flax BatchNorm
-)
-#: What can stand beside a scale, or (shifts) alone.
-OFFSETS = frozenset((*SHIFTS, *EXTRAS))
-#: In a module, but no evidence of anything: counters, flags and Transformer Engine's pickled state.
-IGNORED = frozenset(("num_batches_tracked", "initialized", "_extra_state"))
-
-#: Leaf sets which make a norm of a module without a telling name, when both have one shape.
-PAIRS = (
-    ("weight", "bias"),
-    ("gamma", "beta"),
-    ("g", "b"),
-    ("a_2", "b_2"),
-    ("scale", "bias"),
-    ("scale", "offset"),
-    ("affine_weight", "affine_bias"),
-    ("logs", "bias"),  # ActNorm of Glow-TTS
-    ("log_scale", "shift"),  # ActNorm of nflows
-)
-#: Scales which Linears and convolutions have too: with broadcast dimensions they can be those of one channel.
-PLAIN = frozenset(("weight", "scale", "w"))
-#: Scales that no Linear has, so that a matrix of them in a norm is one row a head.
-PER_HEAD = frozenset(("gamma", "g", "affine_weight"))
-#: Leaves which make a norm alone: RMSNorm without a telling name.
-LONE = ("weight", "gamma", "g", "a_2")
-
-# Tables: what the modules are called.
-
-#: ``norm`` anywhere but in "normal(s)"; the abbreviations as a word (``ln_f``, ``bn1``, ``before_rms``), at
-#: the end (``skipbn``, ``subln``), with one letter (``lnx``), or in capitals in camel case (``preLN1``).
-_NORM = re.compile(
-    r"""norm(?!als?(?:_|\d|$))
-    | (?:^|_)(?:ln|bn|gn|rms|grn|frn|revin)s?\d*(?:_|$)
-    | (?:ln|bn)s?\d*$
-    | ^(?:ln|bn|gn)[a-z]?\d*$""",
-    re.VERBOSE,
-)
-_CAMEL_CASE = re.compile(r"(?<=[a-z])(?:LN|BN|GN|RMS)\d*$")
-#: A container of norms: ``norms``, ``hidden_states_norms``, ``bns``, and one norm for each of several inputs.
-_NORMS = re.compile(r"(?:norms|(?:^|_)(?:ln|bn|gn)s)$")
-#: Components that PEFT puts between a module and its tensors.
-_PEFT = re.compile(r"\.(?:base_layer|original_module|(?:modules_to_save|ln_tuning_layers)(?:\.[^.]+)?)$")
-_PEFT_PARTS = ("base_layer", "original_module", "modules_to_save", "ln_tuning_layers")
-#: A tensor whose own name says it: ``layer_norm_weight`` (Transformer Engine), ``attn_norm``, ``ln_g``.
-_OWN_NAME = re.compile(
-    r"(?:(?<!weight_)(?<!spectral_)(?<!grad_)(?<!max_)norm|(?:^|_)(?:ln|bn|gn|rms))(?:_?(?:\d+|[qkvx]))?"
-    r"(?:_?(?:weight|bias|gamma|beta|scale|g|b|running_mean|running_var))?$"
-)
-#: Norms of queries and keys, which some models give one row a head: Cohere, Chameleon, OLMo hybrids.
-_QUERY_KEY = re.compile(
-    r"(?:^|_)(?:q|k|qk|query|key)_?(?:layer_?)?(?:norm|ln)\d*$|(?:norm|ln)_?(?:added_)?(?:q|k|query|key)$"
-)
-#: Modules that scale and shift without normalising: LayerScale, affines, PP-LCNet's ``lab``, FiLM; DoRA.
-_AFFINE = re.compile(
-    r"affine|film|(?:^|_)lora_|(?:^|_|layer)(?:re)?scal(?:e|er|ing|ar)s?(?:_?\d+)?$"
-    r"|(?:^|_)(?:lab|ls|gamma|lambda)s?_?\d*$"
-)
-_ACTIVATION = re.compile(r"(?:^|_)(?:act|actv|activ|nonlin|snake)[a-z]*\d*(?:_|$)|relu|activation")
-#: What else holds one vector: losses, embeddings, Fourier features, gates, tables; GGUF's sinks and mixes.
-_VECTOR = re.compile(
-    r"emb|token|loss|criterion|fourier|freq|time_proj|timestep|bias|table|mask|temperature|gate|gating|router"
-    r"|query|codebook|quant|window|filter|alpha|sink|rope|decay|(?:^|_)mix"
-)
-
-#: A lone vector shorter than this is a mixing weight or a class weight more often than a norm.
-MIN_LONE = 8
-#: No rule tells one digit of a component from another.
-_DIGITS = str.maketrans("123456789", "000000000")
-#: LDM's EMA copy drops the dots of a name: ``model_ema.diffusion_modelout0weight``.
-_LDM_EMA = re.compile(r"(model_ema\.[^.]+?)(weight|bias)$")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -200,7 +114,7 @@ def by_own_name(module: Module) -> Collection[str]:
 
 def by_pair(module: Module) -> Collection[str]:
     """A scale and a shift of one shape, and nothing else: a LayerNorm or GroupNorm in a Sequential."""
-    if len(module.tensors) < 2 or not module.is_leaf or _AFFINE.search(module.name):
+    if len(module.tensors) < 2 or not module.is_leaf or AFFINE.search(module.name):
         return ()
     for scale, shift in PAIRS:
         shape = module.tensors.get(scale)
@@ -228,7 +142,7 @@ def by_itself(module: Module) -> Collection[str]:
     kind = module.kind
     if leaf == "weight" and (len(shape) > 1 or shape[0] < MIN_LONE or _holds_a_vector(module, kind)):
         return ()
-    return () if _AFFINE.search(kind) else (leaf,)
+    return () if AFFINE.search(kind) else (leaf,)
 
 
 #: In order; the first that finds something decides for its module.
@@ -260,12 +174,12 @@ def _is_per_head(module: Module, scale: str) -> bool:
     if len(shape) - shape.count(1) != 2:
         return False
     paired = any(module.tensors.get(leaf) == shape for leaf in SHIFTS)
-    return paired or scale in PER_HEAD or (scale == "weight" and _QUERY_KEY.search(module.name) is not None)
+    return paired or scale in PER_HEAD or (scale == "weight" and QUERY_KEY.search(module.name) is not None)
 
 
 def _holds_a_vector(module: Module, kind: str) -> bool:
     """Something else that owns one vector."""
-    return bool(module.beside_conv or _ACTIVATION.search(kind) or _VECTOR.search(module.name))
+    return bool(module.beside_conv or ACTIVATION.search(kind) or VECTOR.search(module.name))
 
 
 def _is_vector(shape: tuple[int, ...]) -> bool:
@@ -281,17 +195,17 @@ def _is_norm_vector(shape: tuple[int, ...]) -> bool:
 
 
 def _component_says_norm(name: str) -> bool:
-    return _NORM.search(name.lower()) is not None or _CAMEL_CASE.search(name) is not None
+    return NORM.search(name.lower()) is not None or CAMEL_CASE.search(name) is not None
 
 
 def _is_container(name: str) -> bool:
-    return _NORMS.search(name.lower()) is not None
+    return NORMS.search(name.lower()) is not None
 
 
 @lru_cache(maxsize=1 << 12)
 def says_norm_itself(leaf: str) -> bool:
     """Whether a tensor's own name, without its module's, is a norm's."""
-    return _OWN_NAME.search(leaf.lower()) is not None
+    return OWN_NAME.search(leaf.lower()) is not None
 
 
 def says_norm(path: str) -> bool:
@@ -319,7 +233,7 @@ def _split(name: str) -> tuple[str, str]:
     """Owner and leaf of a tensor's name; TF and Haiku write ``a/b/gamma:0``."""
     if "/" in name:
         name = name.removesuffix(":0").replace("//", "/").replace("/", ".")
-    if name.startswith("model_ema.") and (match := _LDM_EMA.match(name)):
+    if name.startswith("model_ema.") and (match := LDM_EMA.match(name)):
         return match[1], match[2]
     owner, _, leaf = name.rpartition(".")
     return owner, leaf
@@ -371,8 +285,8 @@ def _paths(owners: Iterable[str]) -> list[str]:
     text = "\n".join(paths)
     if "module" in text or "_orig_mod" in text:
         paths = [canonical(f"{owner}.")[:-1] for owner in paths]
-    if any(part in text for part in _PEFT_PARTS):
-        paths = [_PEFT.sub("", path) for path in paths]
+    if any(part in text for part in PEFT_PARTS):
+        paths = [PEFT.sub("", path) for path in paths]
     return paths
 
 
@@ -383,7 +297,7 @@ def _ends(paths: Iterable[str]) -> Iterator[str]:
         end = path[path.rfind(".", 0, max(0, path.rfind("."))) + 1 :]
         alike = known.get(end)
         if alike is None:
-            alike = known[end] = end.translate(_DIGITS)
+            alike = known[end] = end.translate(DIGITS)
         yield alike
 
 

@@ -22,7 +22,7 @@ from .processes import HANG, ROOT, environment
 PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "bulk", "names"),
+    ("errors", "_version", "bulk", "names", "norm_tables"),
     ("dtypes", "stats", "configs"),
     ("tensors", "fileio"),
     ("formats", "cast", "norms", "rules", "presets", "quantized"),
