@@ -110,6 +110,6 @@ VECTOR = re.compile(
 #: A lone vector shorter than this is a mixing weight or a class weight more often than a norm.
 MIN_LONE = 8
 #: No rule tells one digit of a component from another.
-DIGITS = str.maketrans("123456789", "000000000")
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
 #: LDM's EMA copy drops the dots of a name: ``model_ema.diffusion_modelout0weight``.
 LDM_EMA = re.compile(r"(model_ema\.[^.]+?)(weight|bias)$")
