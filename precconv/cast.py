@@ -9,12 +9,15 @@ subnormal, and nothing else is computed; only chunks that fail this are counted,
 from __future__ import annotations
 
 import mmap
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-import torch
+with warnings.catch_warnings():  # numpy is not needed, and torch complains where it is not installed
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch
 
 from .dtypes import FP64, DType
 from .stats import Norms, Stats
@@ -137,10 +140,12 @@ def _norms(x: torch.Tensor, y: torch.Tensor, scratch: torch.Tensor, *, finite: b
     wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x = x.to(wide)
     error = torch.sub(y, x, out=scratch.view(wide)[: x.numel()])
+    largest = x
     if not finite:
-        keep = torch.isfinite(x) & torch.isfinite(y)
+        largest = x.masked_fill(~torch.isfinite(x), 0)
+        keep = torch.isfinite(error)
         x, error = x.masked_fill(~keep, 0), error.masked_fill(~keep, 0)
-    return Norms(_max_abs(x), _max_abs(error), _square_sum(x), _square_sum(error))
+    return Norms(_max_abs(largest), _max_abs(error), _square_sum(x), _square_sum(error))
 
 
 def _max_abs(x: torch.Tensor) -> float:

@@ -56,6 +56,14 @@ class Checkpoint:
         """The weights, by offset in a safetensors file, in the file's own order in a torch checkpoint."""
         return self.source.infos
 
+    def left_note(self, *, kept: bool) -> list[str]:
+        """What is done with the rest of the file: kept as it is, or left out."""
+        if not self.left:
+            return []
+        shown = "; ".join(map(str, self.left[:_LISTED]))
+        more = f"; and {len(self.left) - _LISTED} more" if len(self.left) > _LISTED else ""
+        return [f"{'kept as it is' if kept else 'not in the output'}: {shown}{more}"]
+
     def structure(self) -> list[Entry]:
         """The first levels of what a torch checkpoint wraps its tensors in; empty for a safetensors file."""
         reader = self.source.reader
@@ -111,7 +119,7 @@ def _of_names(source: Source, weights: Weights) -> Checkpoint:
         return Checkpoint(source, notes)
     chosen = [t._replace(name=name) for name, t in split.tensors.items()]
     left = tuple(Entry(name, f"{t.dtype} tensor", Tally(1, t.nbytes)) for name, t in split.left.items())
-    return Checkpoint(replace(source, infos=chosen, is_part=True), (*notes, *_left_notes(left)), left)
+    return Checkpoint(replace(source, infos=chosen, is_part=True), notes, left)
 
 
 def _of_torch(reader: TorchReader, weights: Weights, path: str | None) -> Checkpoint:
@@ -122,7 +130,7 @@ def _of_torch(reader: TorchReader, weights: Weights, path: str | None) -> Checkp
     infos = [_info(reader.index, name, ref) for name, ref in refs.items()]
     is_part = path is not None or weights in ("model", "ema")
     source = Source(reader, infos, refs, partial(ElementReader, reader.index, tile=_TILE), is_part)
-    notes = (*reader.notes, *_chosen_notes(chosen), *_left_notes(chosen.left))
+    notes = (*reader.notes, *_chosen_notes(chosen))
     return Checkpoint(source, notes, chosen.left, opaque)
 
 
@@ -139,15 +147,6 @@ def _chosen_notes(chosen: Selection) -> Iterable[str]:
         yield f"weights: those at {', '.join(paths)}"
     if chosen.renamed:
         yield f"{len(chosen.renamed)} EMA weights take the place of the model's"
-
-
-def _left_notes(left: Sequence[Entry]) -> Iterable[str]:
-    """What is not taken, named; the many named by number."""
-    if not left:
-        return
-    shown = "; ".join(map(str, left[:_LISTED]))
-    more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
-    yield f"not weights: {shown}{more}"
 
 
 def _unwrapped(found: Checkpoint) -> Checkpoint:

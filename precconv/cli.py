@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -216,6 +217,8 @@ def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: boo
     """Convert one checkpoint file to another precision."""
     with _reported():
         policy = _policy(options) | {name: options.pop(name) for name in _PLAN_ONLY}
+        if dry_run and options["report"] is not None:
+            raise click.UsageError("--dry-run writes nothing, --report neither: --json prints the plan")
         if dry_run:
             _print_plan(src, run_plan(src, **policy), as_json=as_json, quiet=quiet, verbose=verbose)
             return
@@ -259,7 +262,8 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         return
     from tqdm import tqdm
 
-    with tqdm(unit="B", unit_scale=True, leave=False, file=sys.stderr) as bar:
+    columns = shutil.get_terminal_size().columns  # tqdm shows nothing on a terminal that says it has none
+    with tqdm(unit="B", unit_scale=True, leave=False, file=sys.stderr, ncols=columns) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

@@ -8,25 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from .bulk import collector_paused
 from .checkpoint import Checkpoint, open_checkpoint
 from .checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, overflow_text, run_checks
-from .configs import config_beside
-from .dtypes import DType, target
-from .errors import InputError, NumericError, OutputError, UsageError, VerificationError
+from .dtypes import DType
+from .errors import NumericError, OutputError, UsageError, VerificationError
 from .fileio import InputFile, PartFile, free_bytes, part_file
 from .formats import Format, Layout, Place
 from .formats.torch import TorchReader
 from .outputs import FormatChoice, output_format, output_path
 from .passes import Seen, write_pass
-from .plan import Item, Plan, make_plan
+from .plan import Item, Plan
 from .report import Report, check_report_path
-from .rules import MixedMode, NormMode, Policy, Rule, read_rules
-from .runs import Progress, all_chunks, make_runs
+from .request import check_choices, plan_for, plan_of, policy_of, rules_of
+from .rules import MixedMode, NormMode, Policy, Rule
+from .runs import Chunk, Progress, all_chunks, make_runs
 from .stats import Stats
-from .ties import SharedMode, drop_ties, ties
+from .ties import SharedMode
 from .verify import VerifyMode, sample_chunks, verify_header, verify_names, verify_values
 from .weights import Weights
 
@@ -58,14 +58,14 @@ def plan(
     Of ``output`` only the suffix matters here.  Raises InputError for a source that cannot be used, UsageError where
     its weights are the user's choice, RuleError for a rule that cannot be read or matches nothing.
     """
-    policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
-    _check_choices(weights=weights, format=format, shared=shared)
+    policy = policy_of(to, preset, norms, mixed, rules_of(keep, rule, rules))
+    check_choices(weights=weights, format=format, shared=shared)
     with (
         collector_paused(),
         open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found,
     ):
         fmt = output_format(found.format, None if output is None else Path(output), choice=format)
-        return _for_output(_plan(found, policy), found, fmt, policy, shared)
+        return plan_for(plan_of(found, policy), found, fmt, policy, shared)
 
 
 def convert(
@@ -120,9 +120,9 @@ def convert(
     Raises InputError, OutputError, UsageError (also RuleError), NumericError or VerificationError; the last two
     carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
     """
-    policy = _policy(to, preset, norms, mixed, _rules(keep, rule, rules))
+    policy = policy_of(to, preset, norms, mixed, rules_of(keep, rule, rules))
     limits = Limits(on_overflow, on_nonfinite, max_underflow)
-    _check_choices(verify=verify, weights=weights, format=format, shared=shared)
+    check_choices(verify=verify, weights=weights, format=format, shared=shared)
     started = time.perf_counter()
     with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
         path = found.file.path
@@ -131,7 +131,7 @@ def convert(
         if written is not None:
             check_report_path(written, (path, final))
         with collector_paused():
-            made = _for_output(_plan(found, policy), found, fmt, policy, shared)
+            made = plan_for(plan_of(found, policy), found, fmt, policy, shared)
         if made.dropped and isinstance(found.source.reader, TorchReader):  # there is nothing beside them, see above
             found = replace(found, source=replace(found.source, is_part=True))
         job = _Job(found, fmt, final, limits, _workers(workers), verify, force, durable, written, (weights, select))
@@ -148,61 +148,6 @@ def convert(
             if report is not None and e.report is not None:
                 e.report.write(report)
             raise
-
-
-def _policy(to: str | DType, preset: str, norms: NormMode, mixed: MixedMode, rules: Sequence[Rule]) -> Policy:
-    _check_choices(norms=norms, mixed=mixed)
-    return Policy(target(to), tuple(rules), preset, norms, mixed)
-
-
-def _rules(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:
-    parsed = [r if isinstance(r, Rule) else Rule.parse(r) for r in rule]
-    parsed += [Rule.keep(k) for k in keep]
-    return parsed if rules is None else [*parsed, *read_rules(Path(rules))]
-
-
-def _plan(found: Checkpoint, policy: Policy) -> Plan:
-    path = found.file.path
-    if not found.infos and not found.opaque:
-        raise InputError("holds no tensors: there is nothing to convert", path=path)
-    config, notes = config_beside(path)
-    made = make_plan(found.infos, {**found.metadata}, policy, config=config, name=path.name, others=tuple(found.opaque))
-    if not made.items:
-        raise UsageError("the rules drop every tensor", path=path)
-    return replace(made, notes=(*found.notes, *notes, *made.notes))
-
-
-def _for_output(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared: SharedMode) -> Plan:
-    """The plan with what the output's format asks for; raises OutputError for tensors that it cannot hold."""
-    flat = fmt.name == "safetensors" or found.source.is_part
-    for name, tensor in found.opaque.items():
-        if flat and not any(rule.to == "drop" and rule.matches(name) for rule in policy.rules):
-            hint = f"leave it out (--rule {name!r}=drop), or keep the checkpoint's structure (--format pt)"
-            message = f"is {tensor.kind}, which cannot be written"
-            raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
-    if fmt.name != "safetensors":
-        if made.dropped and found.left and not found.source.is_part:
-            hint = "take the weights alone (--weights model, or --select), or write safetensors"
-            raise UsageError("tensors cannot be dropped from a checkpoint that keeps its structure", hint=hint)
-        return made
-    metadata = {**made.metadata}
-    metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
-    if shared == "drop":
-        return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
-    return replace(made, metadata=metadata)
-
-
-_CHOICES: Mapping[str, object] = {
-    "verify": VerifyMode, "weights": Weights, "format": FormatChoice, "shared": SharedMode, "norms": NormMode,
-    "mixed": MixedMode,
-}  # fmt: skip
-
-
-def _check_choices(**given: object) -> None:
-    for name, value in given.items():
-        known = get_args(_CHOICES[name])
-        if value not in known:
-            raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
 def _workers(workers: int | None) -> int:
@@ -247,11 +192,14 @@ class _Result:
 
 def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Callable[[_Result], Report]) -> Report:
     made, layout = _layout(job, made, held=0)
-    shown = Progress(sum(p.src.nbytes for p in layout.places), progress)
+    checked = _to_verify(job, made, layout)
+    shown = Progress(sum(p.src.nbytes for p in layout.places) + sum(c.src_bytes for c in checked), progress)
     with part_file(job.final) as part:
         seen = _write(job, layout, layout.places, part, shown)
         stats = {key: _whole(made.items[key], found) for key, found in seen.stats.items()}
-        made, layout, seen, findings = _settle(job, made, layout, part, replace(seen, stats=stats), shown)
+        made, settled, seen, findings = _settle(job, made, layout, part, replace(seen, stats=stats), shown)
+        if settled is not layout:
+            layout, checked = settled, _to_verify(job, made, settled)
         for key, item in enumerate(made.items):
             if key in seen.stats:
                 findings += run_checks(item, seen.stats[key], job.limits)
@@ -263,7 +211,7 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
             for offset, data in layout.finish(seen.sums):
                 part.write(memoryview(data), offset)
         try:
-            verified = _verify(job, result, part, shown)
+            verified = _verify(job, result, part, checked, shown)
         except VerificationError as e:
             job.file.require_unchanged()  # a source that changed is no damage to the output
             e.report = summary(result)
@@ -285,7 +233,8 @@ def _layout(job: _Job, made: Plan, *, held: int) -> tuple[Plan, Layout]:
         layout = job.fmt.layout(job.found.source, tensors, dtypes, made.metadata, job.final.name)
     free = free_bytes(job.final.parent)
     if layout.size - held > free:
-        raise OutputError(f"needs {layout.size - held} bytes, the disk has {free} free", path=job.final)
+        message = f"needs {layout.size - held} bytes, the disk has {free} free"
+        raise OutputError(message, path=job.final, hint="make room, or give a place on another disk with -o")
     return made.amended(layout.changes) if layout.changes else made, layout
 
 
@@ -341,7 +290,18 @@ def _refusal(job: _Job, made: Plan, errors: Sequence[Finding], report: Report) -
     return NumericError(text, path=path, hint=hint(errors, made.target), report=report)
 
 
-def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> int:
+def _to_verify(job: _Job, made: Plan, layout: Layout) -> list[Chunk]:
+    """What of the output is read back."""
+    if job.verify == "none":
+        return []
+    with collector_paused():
+        runs = make_runs(layout.places)
+        if job.verify == "full":
+            return list(all_chunks(runs))
+        return list(sample_chunks(runs, lambda key: made.items[key].src.name if key >= 0 else ""))
+
+
+def _verify(job: _Job, result: _Result, part: PartFile, chunks: Sequence[Chunk], progress: Progress) -> int:
     if job.verify == "none":
         return 0
     items, layout = result.plan.items, result.layout
@@ -352,10 +312,6 @@ def _verify(job: _Job, result: _Result, part: PartFile, progress: Progress) -> i
             weights, select = ("auto", None) if job.found.source.is_part else job.chosen
             with open_checkpoint(part.path, weights=weights, select=select) as out:
                 verify_names(part, out.infos, tensors, dtypes)
-        runs = make_runs(layout.places)
-    whole = job.verify == "full"
-    chunks = list(all_chunks(runs) if whole else sample_chunks(runs, lambda k: items[k].src.name if k >= 0 else ""))
-    progress.total += sum(chunk.src_bytes for chunk in chunks)
     return verify_values(
         job.file,
         part,

@@ -21,7 +21,7 @@ class Entry:
         line = f"{self.path or '(root)'}: {self.kind}"
         if self.tensors.count > 1:
             line += f", {self.tensors.count} tensors"
-        return f"{line}, {self.tensors.nbytes} bytes" if self.tensors.count else line
+        return f"{line}, {self.tensors.nbytes:,} bytes" if self.tensors.count else line
 
 
 def outline(root: object, *, depth: int = 2, width: int = 40) -> list[Entry]:

@@ -64,7 +64,9 @@ def output_format(source_format: Format, final: Path | None, *, choice: FormatCh
         hint = f"end it in one of {known}, or say --format"
         raise UsageError(f"the name {final.name!r} does not say a format", path=final, hint=hint)
     if said is not None and wanted is not None and said is not wanted:
-        raise UsageError(f"--format {wanted.name} contradicts the name's suffix", path=final)
+        raise UsageError(
+            f"--format {wanted.name} contradicts the name's suffix", path=final, hint="leave out --format, or rename"
+        )
     found = said or wanted
     assert found is not None
     return found
@@ -72,7 +74,11 @@ def output_format(source_format: Format, final: Path | None, *, choice: FormatCh
 
 def default_name(source: Path, fmt: Format, to: DType) -> str:
     """``NAME.bf16.SUFFIX``; a dtype that the source's name already says gives way."""
-    stem, suffix = (source.stem, source.suffix) if source.suffix in fmt.suffixes else (source.stem, fmt.suffixes[0])
+    stem, suffix = source.stem, source.suffix
+    if suffix == ".tar" and Path(stem).suffix in fmt.suffixes:  # NAME.pth.tar, a custom of training scripts
+        stem, suffix = Path(stem).stem, Path(stem).suffix + suffix
+    elif suffix not in fmt.suffixes:
+        suffix = fmt.suffixes[0]
     base, dot, said = stem.rpartition(".")
     if dot and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
         stem = base

@@ -74,6 +74,7 @@ class Rule:
     def parse(cls, text: str) -> Rule:
         """``GLOB=ACTION``; raises RuleError."""
         match, equals, action = text.rpartition("=")
+        match, action = match.strip(), action.strip()
         if not equals:
             raise RuleError(f"--rule {text!r} has no '='", hint="write it as 'GLOB=ACTION', e.g. '*.bias=fp32'")
         return cls(match, _action(action, f"--rule {match!r}"), "--rule")

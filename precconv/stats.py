@@ -11,10 +11,10 @@ __all__ = ["Norms", "Stats"]
 class Norms:
     """Sizes and errors, accumulated in FP64; only where they are asked for.
 
-    Over the elements that are finite before and after the cast.
+    But for ``max_abs`` over the elements that are finite before and after the cast: what overflows has no error.
     """
 
-    max_abs: float = 0.0  #: largest |x|
+    max_abs: float = 0.0  #: largest finite |x| of the source
     max_abs_error: float = 0.0  #: largest |cast(x) - x|
     square_sum: float = 0.0  #: of x
     square_error_sum: float = 0.0  #: of cast(x) - x

@@ -69,7 +69,9 @@ class Tree:
 
     def _inner(self, node: object) -> list[object]:
         values = [value for _, value in self.entries(node)]
-        return [*node.args, *values] if isinstance(node, Placeholder) else values
+        if not isinstance(node, Placeholder) or mapping(node) is not None:  # whose arguments are among its entries
+            return values
+        return [*node.args, *values]
 
     def _count(self, root: object) -> None:
         """Depth first, children before parents; a container met inside itself adds nothing."""

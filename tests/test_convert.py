@@ -675,9 +675,9 @@ def test_progress_grows_to_exactly_its_total(overflowing: Path, workers: int, mo
     assert all(d <= t for d, t in calls)
     assert done[-1] == totals[-1]
     source = sum(i.src.nbytes for i in plan(overflowing, to="fp16").items)
-    assert totals[0] == source
-    if mode == "none" and policy == "ieee":
-        assert totals[-1] == source
+    assert totals[0] >= source
+    assert (totals[0] == source) == (mode == "none")
+    assert (totals[0] == totals[-1]) == (policy == "ieee")  # unless a second pass was needed, known from the start
 
 
 class Stop(Exception):  # noqa: N818  nothing of precconv's, nor an error of the system's

@@ -129,7 +129,7 @@ def formats() -> tuple[Format, ...]:
 
 
 def format_for_suffix(path: Path) -> Format | None:
-    return next((f for f in formats() if path.suffix.lower() in f.suffixes), None)
+    return next((f for f in formats() if path.name.lower().endswith(f.suffixes) and path.suffix), None)
 
 
 def format_named(name: str) -> Format:
@@ -141,7 +141,7 @@ def detect(file: InputFile) -> Format:
     """The format a file is in, by its content and never by its name; raises UnknownFormatError saying what it is."""
     head = file.read(0, min(_HEAD, file.size))
     if not head:
-        raise UnknownFormatError("is empty", path=file.path)
+        raise UnknownFormatError("is empty", path=file.path, hint="fetch or copy the file again")
     for fmt in formats():
         if fmt.sniff(head):
             return fmt

@@ -155,4 +155,4 @@ def _load(path: Path, unsafe_globals: Callable[[Path], list[str]], load: Callabl
         raise VerificationError(f"torch refuses the output: {e}", path=path) from e
 
 
-FORMAT = Format("pt", (".pt", ".pth", ".bin", ".ckpt"), is_torch, open_file, layout, check)
+FORMAT = Format("pt", (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar"), is_torch, open_file, layout, check)
