@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -94,14 +95,20 @@ def _reported() -> Iterator[None]:
         yield
     except PrecconvError as e:
         for line in text.failure(e):
-            click.echo(line, err=True)
+            _say(line)
         sys.exit(e.exit_code)
     except KeyboardInterrupt:
-        click.echo("interrupted; nothing was written", err=True)
+        _say("interrupted; nothing was written")
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # whoever read our results has gone
+    except OSError:  # nobody reads our results, or they cannot be written where they go
         _forget_stdout()
         sys.exit(1)
+
+
+def _say(line: str) -> None:
+    """Talk, on stderr; nothing depends on whether anybody listens."""
+    with suppress(OSError, ValueError, AttributeError):
+        click.echo(line, err=True)
 
 
 @contextmanager
@@ -109,7 +116,8 @@ def _unread() -> Iterator[None]:
     """For a conversion's words about itself: what became of it does not depend on whether anybody reads them."""
     try:
         yield
-    except BrokenPipeError:
+        sys.stdout.flush()
+    except OSError:
         _forget_stdout()
 
 
@@ -118,6 +126,20 @@ def _forget_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The output has its name: no signal may make this a failure any more."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -230,14 +252,14 @@ def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: boo
                 with _unread():
                     click.echo(e.report.to_json())
             raise
-        with _unread():
+        with _undisturbed(), _unread():
             _print_report(report, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def _print_plan(src: str, made: Plan, *, as_json: bool, quiet: bool, verbose: bool) -> None:
     if not quiet:
         for line in made.warnings:
-            click.echo(f"warning: {src}: {line}", err=True)
+            _say(text.printable(f"warning: {src}: {line}"))
     if as_json:
         click.echo(json.dumps(plan_dict(made)))
     elif not quiet:
@@ -247,7 +269,7 @@ def _print_plan(src: str, made: Plan, *, as_json: bool, quiet: bool, verbose: bo
 def _print_report(report: Report, *, as_json: bool, quiet: bool, verbose: bool) -> None:
     if not quiet:
         for line in text.warnings(report):
-            click.echo(f"warning: {line}", err=True)
+            _say(f"warning: {line}")
     if as_json:
         click.echo(report.to_json())
     elif not quiet:
@@ -257,7 +279,7 @@ def _print_report(report: Report, *, as_json: bool, quiet: bool, verbose: bool) 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A bar in bytes on a terminal, nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from tqdm import tqdm

@@ -188,6 +188,8 @@ class PartFile:
         """Give the file its final name, in one step; without ``replace`` never over an existing file."""
         if durable:
             self.sync()
+        if not _is_file_at(self._file.fd, self.path):
+            raise OutputError("its temporary file was replaced", path=self.final)
         if fcntl is None:  # where an open file cannot be renamed; elsewhere the lock is held to the end
             self.close()
         with _writing(self.final):
@@ -219,7 +221,8 @@ def part_file(final: Path) -> Iterator[PartFile]:
         yield part
     finally:
         part.close()
-        part.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whatever it is, what went wrong before it matters more
+            part.path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -234,8 +237,13 @@ def _create(final: Path) -> PartFile:
     while True:
         path = final.with_name(f".{final.name[:50]}.{secrets.token_hex(4)}{PART_SUFFIX}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-        if _lock(fd) and _is_file_at(fd, path):
-            return PartFile(path, final, fd)
+        try:
+            if _lock(fd) and _is_file_at(fd, path):
+                return PartFile(path, final, fd)
+        except BaseException:  # a signal may come at any time
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
         os.close(fd)  # another run took it for stale between the two calls above
 
 
@@ -316,6 +324,22 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def library_path(path: Path) -> Iterator[str]:
+    """A name for a file that libraries which want UTF-8 can open."""
+    try:
+        name = os.fspath(path)
+        name.encode()
+    except UnicodeEncodeError:
+        fd = os.open(path, os.O_RDONLY | _BINARY)
+        try:
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+    else:
+        yield name
 
 
 def free_bytes(directory: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from ._version import __version__
 from .checks import Finding
 from .errors import OutputError
-from .fileio import is_directory, part_file, same_file
+from .fileio import is_directory, is_taken, part_file, same_file
 from .plan import Item, Plan
 from .stats import Stats
 
@@ -137,8 +137,19 @@ def check_report_path(path: Path, others: Sequence[Path]) -> None:
     """Refuse a report that could not be written after a long run, or would replace a checkpoint."""
     if not is_directory(path.parent):
         raise OutputError("there is no such directory", path=path.parent, hint="make it first")
-    if is_directory(path) or any(_same_place(path, o) for o in others):
+    if any(_same_place(path, o) for o in others) or (is_taken(path) and not _is_report(path)):
         raise OutputError("the report cannot go there", path=path, hint="give --report another name")
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a report may replace what has its name: a file that could be one; no device, link or checkpoint."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as f:
+            return f.read(1) in (b"", b"{")
+    except OSError:
+        return False
 
 
 def _same_place(a: Path, b: Path) -> bool:

@@ -13,6 +13,9 @@ from .report import Report
 __all__ = ["failure", "inspection", "plan", "report", "size", "warnings"]
 
 
+_WIDEST = 200  #: characters of a cell
+
+
 def size(nbytes: int) -> str:
     """Bytes in decimal units, as disks and the Hub count: ``90.9 MB``."""
     value, unit = float(nbytes), "B"
@@ -39,7 +42,7 @@ def printable(text: str) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
     """Rows as aligned, printable lines; ``right`` has an ``r`` for each column that is a number."""
-    rows = [list(map(printable, row)) for row in rows]
+    rows = [[_clipped(printable(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -49,6 +52,11 @@ def table(rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _clipped(cell: str) -> str:
+    """No wider than a table can be: every row is padded to the widest."""
+    return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST // 2]}…{cell[-_WIDEST // 2 + 1 :]}"
 
 
 def shape(dims: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from .dtypes import DType
-from .errors import VerificationError
+from .errors import OutputError, VerificationError
 from .fileio import InputFile, PartFile
 from .formats import Format, Layout
 from .plan import Item
@@ -53,6 +53,8 @@ def verify_header(
         fmt.check(part.path, layout, tensors, dtypes)
     except VerificationError as e:  # the temporary name means nothing to anyone
         raise VerificationError(e.message, path=part.final, tensor=e.tensor) from e
+    except OutputError as e:
+        raise OutputError(e.message, path=part.final) from e
 
 
 def verify_names(

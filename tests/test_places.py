@@ -274,3 +274,31 @@ def test_a_directory_that_may_not_be_written_or_entered_is_refused_as_the_output
         closed.chmod(0o700)
     assert str(caught.value) == "closed/out.safetensors: cannot be written: permission denied"
     assert list(closed.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "checkpoint"])
+def test_a_report_replaces_nothing_but_a_report(kind: str, tmp_path: Path) -> None:
+    source, report, out = tmp_path / "in.safetensors", tmp_path / "r", tmp_path / "out.safetensors"
+    source.write_bytes((ROOT / "fixtures/good/tiny-llama.safetensors").read_bytes())
+    if kind == "fifo":
+        os.mkfifo(report)
+    elif kind == "link":
+        report.symlink_to(tmp_path / "elsewhere")
+    else:
+        report.write_bytes(source.read_bytes())
+    before = os.lstat(report)
+    with pytest.raises(precconv.OutputError, match="the report cannot go there"):
+        precconv.convert(source, to="bf16", output=out, report=report)
+    assert os.lstat(report) == before
+    assert not out.exists()
+
+
+def test_a_directory_whose_name_is_not_unicode_holds_a_source_and_its_output(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/n\xff"
+    os.mkdir(folder)
+    source = Path(os.fsdecode(folder + b"/in.safetensors"))
+    source.write_bytes((ROOT / "fixtures/good/tiny-llama.safetensors").read_bytes())
+    for suffix in ("safetensors", "pt"):
+        report = precconv.convert(source, to="bf16", output=source.with_name(f"out.{suffix}"))
+        assert report.ok
+        assert report.verified_bytes > 0

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ..bulk import collector_paused
 from ..dtypes import DType, by_code
 from ..errors import CorruptCheckpointError, OutputError, VerificationError
-from ..fileio import InputFile
+from ..fileio import InputFile, library_path, reason
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
 
@@ -267,6 +267,8 @@ def layout(
         entries.append(f'{_json(t.name)}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{start},{at}]}}')
     body = ("{" + ",".join(entries) + "}").encode()
     body += b" " * (-len(body) % 8)
+    if len(body) > MAX_HEADER:
+        raise OutputError(f"its header would have {len(body)} bytes, the format allows {MAX_HEADER}")
     header = struct.pack("<Q", len(body)) + body
     base = len(header)
     places = [
@@ -317,13 +319,15 @@ def _library_view(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as f:
+        with library_path(path) as name, safe_open(name, framework="pt") as f:
             view = {}
             for name in f.offset_keys():
                 part = f.get_slice(name)
                 view[name] = (part.get_dtype(), tuple(part.get_shape()))
             return view
-    except (SafetensorError, OSError) as e:
+    except OSError as e:
+        raise OutputError(f"cannot be read back: {reason(e)}", path=path) from e
+    except SafetensorError as e:
         raise VerificationError(f"the safetensors library refuses the output: {e}", path=path) from e
 
 

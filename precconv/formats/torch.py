@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..dtypes import DType
 from ..errors import OutputError, VerificationError
-from ..fileio import InputFile
+from ..fileio import InputFile, library_path
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
 from .elements import ElementReader
@@ -144,13 +144,14 @@ def check(path: Path, _planned: Layout, _tensors: Sequence[TensorInfo], _dtypes:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about how torch checks what it loads: of no use to anyone here
-        _load(path, get_unsafe_globals_in_checkpoint, torch.load)
+        with library_path(path) as name:
+            _load(name, path, get_unsafe_globals_in_checkpoint, torch.load)
 
 
-def _load(path: Path, unsafe_globals: Callable[[Path], list[str]], load: Callable[..., object]) -> None:
+def _load(name: str, path: Path, unsafe_globals: Callable[[str], list[str]], load: Callable[..., object]) -> None:
     try:
-        if not unsafe_globals(path):  # else torch would have to import what the file names
-            load(path, map_location="cpu", mmap=True, weights_only=True)
+        if not unsafe_globals(name):  # else torch would have to import what the file names
+            load(name, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, ValueError, OSError, ArithmeticError, LookupError, TypeError) as e:
         raise VerificationError(f"torch refuses the output: {e}", path=path) from e
 
