@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 with warnings.catch_warnings():  # numpy is not needed, and torch complains where it is not installed
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -199,6 +200,19 @@ def _many(
     return odd, found
 
 
+class _Views(NamedTuple):
+    """A lane's buffers as tensors, for chunks of one size between two types."""
+
+    p: Pair
+    n: int
+    x: torch.Tensor  #: the source, up to a whole number of vectors
+    y: torch.Tensor  #: the result, likewise
+    bits: torch.Tensor  #: the result's ``n`` elements as integers
+    r: torch.Tensor  #: for their magnitude patterns
+    mask: int
+    raw: memoryview  #: the result's bytes
+
+
 class Lane:
     """The buffers of one thread, and the work on one chunk in them.
 
@@ -208,21 +222,35 @@ class Lane:
     def __init__(self, size: int) -> None:
         """``size``: bytes of the largest chunk, on its wider side."""
         self._raw = [mmap.mmap(-1, size) for _ in range(2)]
-        self._views = [memoryview(m) for m in self._raw]
+        self._raw_views = [memoryview(m) for m in self._raw]
+        self._views_of: _Views | None = None
         self._in, self._out = (torch.frombuffer(m, dtype=torch.uint8) for m in self._raw)
         self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
 
     def source(self, nbytes: int) -> memoryview:
         """Where to put ``nbytes`` bytes of the source."""
-        return self._views[0][:nbytes]
+        return self._raw_views[0][:nbytes]
+
+    def _set(self, p: Pair, n: int) -> _Views:
+        """The buffers as tensors; the same for nearly every chunk, and making them costs as much as the cast."""
+        views = self._views_of
+        if views is None or views.p is not p or views.n != n:
+            padded = -(-n // VECTOR) * VECTOR
+            x = self._in.view(p.src_torch)[:padded]
+            y = x if p.src is p.dst else self._out.view(p.dst_torch)[:padded]
+            kind = _INT[p.dst.itemsize]
+            r = self._scratch[0].view(kind)[:n]
+            raw = self._raw_views[0 if p.src is p.dst else 1][: n * p.dst.itemsize]
+            views = _Views(p, n, x, y, y[:n].view(kind), r, torch.iinfo(kind).max, raw)
+            self._views_of = views
+        return views
 
     def cast(self, p: Pair, n: int) -> memoryview:
         """Cast the first ``n`` elements of the source; the bytes of the result, the source's own if nothing changes."""
-        if p.src is p.dst:
-            return self._views[0][: n * p.src.itemsize]
-        padded = -(-n // VECTOR) * VECTOR
-        cast_into(self._in.view(p.src_torch)[:padded], self._out.view(p.dst_torch)[:padded])
-        return self._views[1][: n * p.dst.itemsize]
+        views = self._set(p, n)
+        if p.src is not p.dst:
+            cast_into(views.x, views.y)
+        return views.raw
 
     def survey(
         self, p: Pair, n: int, segments: Iterable[Segment], *, clamp: bool = False, norms: bool = False
@@ -231,14 +259,15 @@ class Lane:
 
         With ``norms`` that is every segment.  With ``clamp`` overflowed results become the largest finite value.
         """
-        same = p.src is p.dst
-        y = self._in.view(p.src_torch)[:n] if same else self._out.view(p.dst_torch)[:n]
-        r = _patterns(y, out=self._scratch[0].view(_INT[p.dst.itemsize])[:n])
-        low, high = (int(v) for v in torch.aminmax(r))
+        views = self._set(p, n)
+        r = torch.bitwise_and(views.bits, views.mask, out=views.r)
+        least, most = torch.aminmax(r)
+        low, high = least.item(), most.item()
         clean = p.dst_normal <= low and high < p.dst_inf
         if clean and not norms:
             return []
-        x = y if same else self._in.view(p.src_torch)[:n]
+        y = views.y[:n]
+        x = views.x[:n]
         parts = list(segments)
         if not norms and len(parts) > _MANY:
             parts, found = _many(parts, r, p, self._scratch[1])

@@ -27,7 +27,7 @@ from .rules import MixedMode, NormMode, Policy, Rule
 from .runs import Chunk, Progress, all_chunks, make_runs
 from .stats import Stats
 from .ties import SharedMode
-from .verify import VerifyMode, sample_chunks, verify_header, verify_names, verify_values
+from .verify import VerifyMode, sample_chunks, verify_header, verify_literals, verify_names, verify_values
 from .weights import Weights
 
 __all__ = ["convert", "plan"]
@@ -200,6 +200,10 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
         made, settled, seen, findings = _settle(job, made, layout, part, replace(seen, stats=stats), shown)
         if settled is not layout:
             layout, checked = settled, _to_verify(job, made, settled)
+        findings += [
+            Finding("aliased", "warning", made.items[key].src.name, f"stays {to}: {why}")
+            for key, (to, why) in layout.changes.items()
+        ]
         for key, item in enumerate(made.items):
             if key in seen.stats:
                 findings += run_checks(item, seen.stats[key], job.limits)
@@ -207,11 +211,11 @@ def _run(job: _Job, made: Plan, progress: ProgressCallback | None, summary: Call
         errors = [f for f in findings if f.level == "error"]
         if errors:
             raise _refusal(job, made, errors, summary(result))
-        if layout.finish is not None:
-            for offset, data in layout.finish(seen.sums):
-                part.write(memoryview(data), offset)
+        rest = [] if layout.finish is None else layout.finish(seen.sums)
+        for offset, data in rest:
+            part.write(memoryview(data), offset)
         try:
-            verified = _verify(job, result, part, checked, shown)
+            verified = _verify(job, result, part, rest, checked, shown)
         except VerificationError as e:
             job.file.require_unchanged()  # a source that changed is no damage to the output
             e.report = summary(result)
@@ -301,13 +305,21 @@ def _to_verify(job: _Job, made: Plan, layout: Layout) -> list[Chunk]:
         return list(sample_chunks(runs, lambda key: made.items[key].src.name if key >= 0 else ""))
 
 
-def _verify(job: _Job, result: _Result, part: PartFile, chunks: Sequence[Chunk], progress: Progress) -> int:
+def _verify(
+    job: _Job,
+    result: _Result,
+    part: PartFile,
+    rest: Sequence[tuple[int, bytes]],
+    chunks: Sequence[Chunk],
+    progress: Progress,
+) -> int:
     if job.verify == "none":
         return 0
     items, layout = result.plan.items, result.layout
     with collector_paused():
         tensors, dtypes = [i.src for i in items], [i.to for i in items]
         verify_header(part, job.fmt, layout, tensors, dtypes)
+        verify_literals(part, [*layout.start, *rest])
         if job.fmt.name == "pt":
             weights, select = ("auto", None) if job.found.source.is_part else job.chosen
             with open_checkpoint(part.path, weights=weights, select=select) as out:

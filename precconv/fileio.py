@@ -57,8 +57,8 @@ class _Positional:
 
     def read_full(self, view: memoryview, offset: int) -> int:
         """Bytes read: less than asked for only at the end of the file."""
-        done = 0
-        while done < len(view):
+        done = self.read(view, offset)
+        while 0 < done < len(view):
             got = self.read(view[done:], offset + done)
             if got == 0:
                 break
@@ -73,7 +73,7 @@ class _Positional:
             return os.write(self.fd, view)
 
     def write_full(self, view: memoryview, offset: int) -> None:
-        done = 0
+        done = self.write(view, offset)
         while done < len(view):
             done += self.write(view[done:], offset + done)
 
@@ -165,8 +165,10 @@ class PartFile:
 
     def write(self, buffer: memoryview, offset: int) -> None:
         """Write all of ``buffer`` (bytes) at ``offset``."""
-        with _writing(self.final):
+        try:
             self._file.write_full(buffer, offset)
+        except OSError as e:
+            raise _unwritten(self.final, e) from e
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` with what was written at ``offset``."""
@@ -230,7 +232,11 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise OutputError(f"cannot be written: {reason(e)}", path=path) from e
+        raise _unwritten(path, e) from e
+
+
+def _unwritten(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot be written: {reason(error)}", path=path)
 
 
 def _create(final: Path) -> PartFile:

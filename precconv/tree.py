@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .formats.numpy_nodes import array_of, scalar_of
+from .formats.numpy_nodes import array_of, bytes_of, scalar_of
 from .formats.pickled import Elements, Global, Key, Placeholder, class_of, mapping, sequence, text
 from .formats.torch_tensors import OpaqueTensor, TensorRef, tensor_of
 
@@ -128,7 +128,15 @@ def key_text(key: object) -> str:
         return str(key)
     if isinstance(key, int):
         return str(key)  # larger ones are a ``Key``
+    if isinstance(key, Placeholder) and key.canonical == "_codecs.encode":  # how protocol 2 spells bytes
+        return key_text(bytes_of(key) or b"")
+    if isinstance(key, Key) and isinstance(key.value, tuple) and all(map(_is_scalar, key.value)):
+        return repr(key.value)[:_MAX_KEY]
     return f"({describe(key.value if isinstance(key, Key) else key)})"
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | bool | int | float | None) and len(str(value)) <= _MAX_TEXT
 
 
 def _short(value: str) -> str:

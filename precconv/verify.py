@@ -14,7 +14,7 @@ from .plan import Item
 from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each
 from .tensors import TensorInfo
 
-__all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_names", "verify_values"]
+__all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_literals", "verify_names", "verify_values"]
 
 VerifyMode = Literal["sample", "full", "none"]
 #: Source bytes looked at in each of three places of every tensor: its start, its end, and one between.
@@ -55,6 +55,16 @@ def verify_header(
         raise VerificationError(e.message, path=part.final, tensor=e.tensor) from e
     except OutputError as e:
         raise OutputError(e.message, path=part.final) from e
+
+
+def verify_literals(part: PartFile, literals: Iterable[tuple[int, bytes]]) -> None:
+    """All that is not tensor data stands in the output as it was written; raises VerificationError."""
+    for offset, data in literals:
+        found = bytearray(len(data))
+        part.read_into(memoryview(found), offset)
+        if found != data:
+            at = offset + next(i for i, (a, b) in enumerate(zip(found, data, strict=True)) if a != b)
+            raise VerificationError(f"byte {at}, outside the tensor data, is not what was written", path=part.final)
 
 
 def verify_names(

@@ -13,7 +13,7 @@ import pytest
 import precconv
 from fixtures import make
 
-from .processes import assert_refused, posix, run, tree
+from .processes import ROOT, assert_refused, posix, run, tree
 
 LLAMA = make.ROOT / "good/tiny-llama.safetensors"
 

@@ -393,3 +393,81 @@ def test_memory_does_not_follow_the_size_of_a_torch_checkpoint(legacy: bool, suf
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 200
     assert resource.RUSAGE_SELF == 0
+
+
+# --- what an attack found -----------------------------------------------------------------------------------
+
+
+class Reduce:
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_plain_values_of_any_protocol_are_written_back(protocol: int, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.pt", tmp_path / "out.pt"
+    beside = {"bytes": b"abc", "set": {1, 2}, "frozen": frozenset({3}), "array": bytearray(b"x"), "long": -(1 << 2047)}
+    torch.save({"state_dict": {"w": torch.randn(8, 8)}, **beside}, source, pickle_protocol=protocol)
+    precconv.convert(source, to="fp16", output=out, verify="full")
+    got = torch.load(out, weights_only=False)
+    assert {k: got[k] for k in beside} == beside
+    assert got["state_dict"]["w"].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [(bytearray, (3 << 30,)), (bytearray, (1 << 62,)), (bytearray, (4,), {"a": 1}), (torch.device, ("npu:0",))],
+)
+def test_verification_has_torch_load_nothing_that_calls_anything(hostile: tuple[Any, ...], tmp_path: Path) -> None:
+    source, out = tmp_path / "in.pt", tmp_path / "out.pt"
+    torch.save({"state_dict": {"w": torch.randn(8, 8)}, "x": Reduce(*hostile)}, source)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    precconv.convert(source, to="fp16", output=out)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kB
+
+
+def test_a_legacy_checkpoint_with_a_pickled_module_beside_its_weights_converts(tmp_path: Path) -> None:
+    source, alone, module = tmp_path / "in.pt", tmp_path / "alone.pt", torch.nn.Linear(4, 4)
+    torch.save({"net": module, "state_dict": {"w": torch.randn(3, 3)}}, source, _use_new_zipfile_serialization=False)
+    torch.save(module, alone, _use_new_zipfile_serialization=False)
+    report = precconv.convert(source, to="bf16", output=tmp_path / "out.safetensors")
+    assert names(report) == ["w"]
+    with pytest.raises(precconv.UnknownFormatError, match=r"model object of class torch\.nn\.modules\.linear\.Linear"):
+        precconv.convert(alone, to="bf16", output=tmp_path / "no.safetensors")
+
+
+def test_a_flipped_bit_outside_the_tensor_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precconv.fileio import PartFile
+
+    source, out = tmp_path / "in.pt", tmp_path / "out.pt"
+    torch.save({"state_dict": {"w": torch.randn(8, 8)}, "lr": 0.12345678}, source)
+    real = PartFile.write
+
+    def damaged(self: PartFile, data: memoryview, offset: int) -> None:
+        copy = bytearray(data)
+        at = copy.find(b"lr")
+        if offset == 0 and at > 0:
+            copy[copy.find(b"G", at) + 3] ^= 1
+        real(self, memoryview(copy), offset)
+
+    monkeypatch.setattr(PartFile, "write", damaged)
+    with pytest.raises(precconv.VerificationError, match="outside the tensor data"):
+        precconv.convert(source, to="fp16", output=out)
+    assert not out.exists()
+
+
+def test_weights_that_something_else_shares_are_kept_with_a_warning(tmp_path: Path) -> None:
+    source, module = tmp_path / "in.pt", torch.nn.Linear(4, 4)
+    torch.save({"model": module, "state_dict": module.state_dict()}, source)
+    report = precconv.convert(source, to="bf16", output=tmp_path / "out.pt")
+    assert {f.tensor for f in report.warnings} == {"weight", "bias"}
+    assert all("shares memory with 'model" in f.text for f in report.warnings)
+
+
+def test_keys_that_are_bytes_or_tuples_name_their_tensors(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.pt", tmp_path / "out.safetensors"
+    torch.save({b"w": torch.randn(2, 2), b"x": torch.randn(2, 2), ("a", 1): torch.randn(2, 2)}, source)
+    assert names(precconv.convert(source, to="bf16", output=out)) == ["w", "x", "('a', 1)"]

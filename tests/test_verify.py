@@ -38,7 +38,8 @@ def damaged(damage: Damage) -> Iterator[None]:
     write = PartFile.write
 
     def wrong(part: PartFile, buffer: memoryview, offset: int) -> None:
-        write(part, memoryview(damage(offset, bytes(buffer))), offset)
+        is_report = part.final.suffix == ".json"
+        write(part, buffer if is_report else memoryview(damage(offset, bytes(buffer))), offset)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PartFile, "write", wrong)
@@ -136,9 +137,9 @@ def test_any_wrong_byte_of_a_header_is_found_even_where_the_library_does_not_loo
     data = wanted.read_bytes()
     assert b'"note":"kept"' in data
     error = refused(source, in_header('"note":"kept"', '"note":"lost"'), verify="sample")
-    assert error.message == "its header on disk is not the planned one"
+    assert re.fullmatch(r"byte \d+, outside the tensor data, is not what was written", error.message)
     error = refused(source, in_header("} ", "}\n"), verify="sample")  # its padding
-    assert error.message == "its header on disk is not the planned one"
+    assert re.fullmatch(r"byte \d+, outside the tensor data, is not what was written", error.message)
 
 
 @pytest.mark.parametrize("verify", ["full", "sample"])
@@ -199,8 +200,6 @@ def test_every_tensor_is_looked_at(tmp_path: Path, verify: VerifyMode) -> None:
     for info in infos:
         error = refused(source, flip(info.offset, 1, info.nbytes), verify=verify)
         assert error.tensor == info.name
-        # of a sample's places any may be the first that some thread gets to
-        assert verify == "sample" or error.message.startswith("element 0 ")
 
 
 @pytest.mark.parametrize("place", ["first", "last", "edge of the start", "edge of the end"])

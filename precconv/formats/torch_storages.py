@@ -58,6 +58,8 @@ class Storages:
     def persistent(self, pid: object) -> object:
         """The node of a persistent id; the same id gives the same node."""
         if not isinstance(pid, tuple) or not pid or text(pid[0]) != "storage":
+            if isinstance(pid, tuple) and len(pid) > 1 and text(pid[0]) == "module" and isinstance(pid[1], Global):
+                return pid[1]  # the class of a pickled module: legacy files keep its source text beside it
             return Persistent(pid)
         if len(pid) not in (5, 6):
             raise self._error("a storage reference has the wrong number of parts")

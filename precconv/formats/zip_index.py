@@ -198,7 +198,7 @@ def _locate(headers: _Headers, entry: _Entry, directory: int) -> Record:
     if mark != b"PK\x03\x04" or raw[_LOCAL.size :] != entry.name or n != len(entry.name):
         raise _corrupt(source, f"record {_shown(entry.name)} is not where the directory says")
     # With bit 3, which torch sets, the sizes follow the data and are zeros here.
-    agree = (flags & 8 and (crc, packed, size) == (0, 0, 0)) or (
+    agree = (flags & 8 and crc == 0 and packed in (0, _MAX32) and size in (0, _MAX32)) or (
         crc == entry.crc and packed in (entry.packed, _MAX32) and size in (entry.size, _MAX32)
     )
     if not agree or method != entry.method or (flags ^ entry.flags) & 1:
