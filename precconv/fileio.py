@@ -310,10 +310,8 @@ def _rename(path: Path, final: Path, *, replace: bool) -> None:
     if hasattr(os, "link") and os.name != "nt":
         try:
             os.link(path, final)  # unlike rename, fails when the name is taken
-        except FileExistsError:
-            raise
         except OSError:
-            pass  # no hard links here
+            pass  # it is taken, or there are no hard links here
         else:
             path.unlink()
             return
