@@ -225,7 +225,7 @@ def test_a_source_that_shrinks_is_described_with_both_sizes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("verify", ["sample", "full", "none"])
-@pytest.mark.parametrize("at", [300, -1], ids=["before", "behind"])
+@pytest.mark.parametrize("at", [303, -1], ids=["before", "behind"])  # the exponents of two values
 def test_a_source_that_is_written_to_is_no_damaged_output_and_nothing_is_left(
     tmp_path: Path, at: int, verify: VerifyMode
 ) -> None:

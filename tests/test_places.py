@@ -102,9 +102,11 @@ def test_a_report_over_the_source_or_the_output_is_refused(source: Path, name: s
 def test_an_existing_output_is_replaced_only_by_force(source: Path, data: bytes) -> None:
     out = source.with_name("out.safetensors")
     out.write_bytes(data)
+    steps: list[int] = []
     with pytest.raises(precconv.OutputError, match="exists") as caught:
-        precconv.convert(source, to="bf16", output=out)
+        precconv.convert(source, to="bf16", output=out, progress=lambda done, _total: steps.append(done))
     assert "--force" in str(caught.value.hint)
+    assert steps == []
     assert out.read_bytes() == data
     precconv.convert(source, to="bf16", output=out, force=True)
     assert len(precconv.inspect(out)) == len(precconv.inspect(source))
