@@ -349,4 +349,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a tensor's name may not fit the terminal's encoding
-    cli(prog_name="precconv")
+    try:
+        cli(prog_name="precconv")
+    finally:
+        # torch takes a while to unload; what was printed and published by now is no longer interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
