@@ -66,15 +66,15 @@ def test_a_signal_in_the_middle_ends_with_130_and_leaves_everything_as_it_was(
     if there:
         out.write_bytes(b"old")
     before, status = tree(tmp_path), large.stat()
-    process = start(large, "--to", "bf16", "-o", out, "--force", "--verify", "full", cwd=tmp_path)
+    slowly = ("--verify", "full", "--workers", "1")
+    process = start(large, "--to", "bf16", "-o", out, "--force", *slowly, cwd=tmp_path)
     try:
         wait_until(lambda: is_being_written(tmp_path), process)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=HANG)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert (stdout, stderr) == ("", "interrupted; nothing was written\n")
+    assert (process.returncode, stdout, stderr) == (130, "", "interrupted; nothing was written\n")
     assert tree(tmp_path) == before
     now = large.stat()
     assert (now.st_size, now.st_mtime_ns, now.st_ino) == (status.st_size, status.st_mtime_ns, status.st_ino)
@@ -92,6 +92,23 @@ def test_a_hangup_that_nohup_has_set_to_be_ignored_does_not_end_a_conversion(lar
     assert (process.returncode, stderr) == (0, "")
     assert out.stat().st_size > 1 << 28
     out.unlink()
+
+
+def test_an_interruption_after_the_end_does_not_change_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from precconv.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["precconv", "inspect", str(LLAMA)])
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 0
 
 
 # Killed processes
