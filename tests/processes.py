@@ -29,6 +29,9 @@ for name in sys.argv[2].split():
     signal.signal(getattr(signal, name), signal.SIG_IGN)
 if "SIGINT" not in sys.argv[2]:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+for name in ("SIGTERM", "SIGHUP"):
+    if name not in sys.argv[2]:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
 sys.argv = ["precconv", *sys.argv[3:]]
 runpy.run_module("precconv", run_name="__main__", alter_sys=True)
 """
