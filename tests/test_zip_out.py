@@ -9,6 +9,7 @@ import subprocess
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,8 @@ def test_weights_only_and_mapped_loads_work(tmp_path: Path, monkeypatch: pytest.
     check_same(path, out, weights_only=True, mmap=True)
     from torch.utils.serialization import config
 
-    with config.patch({"load.calculate_storage_offsets": True}):  # undone as pytest cannot undo it
+    settings: Any = config  # a module that torch gives a method of its own; pytest cannot undo such a setting
+    with settings.patch({"load.calculate_storage_offsets": True}):
         check_same(path, out, weights_only=True, mmap=True)
     with torch.serialization.skip_data():
         load(out)
