@@ -64,7 +64,7 @@ def spawn(
     *args: str, env: Mapping[str, str] | None = None, python: tuple[str, ...] = (), **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
     """A real process, as a user starts it."""
-    root = str(Path(cli.__file__).parents[1])
+    root = str(Path(cli.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, **(env or {})}
     return subprocess.run(
         [sys.executable, *python, "-m", "precconv", *args], check=False, capture_output=True, env=environment, **options
@@ -123,7 +123,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         seen.update(source=source, **options)
         return run_convert(source, **options)
 
-    monkeypatch.setattr(cli, "run_convert", spy)
+    monkeypatch.setattr(sys.modules["precconv.cli.convert"], "run_convert", spy)
     args = "model.safetensors --to half -o out.pt --format pt --weights all --strip-wrappers --shared drop"
     policy = "--preset t5 --norms cast --mixed cast"
     checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full"
@@ -165,7 +165,7 @@ def test_defaults_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> N
         seen.update(options)
         return run_convert(source, **options)
 
-    monkeypatch.setattr(cli, "run_convert", spy)
+    monkeypatch.setattr(sys.modules["precconv.cli.convert"], "run_convert", spy)
     assert run("model.safetensors", "--to", "bf16").exit_code == 0
     defaults = {n: p.default for n, p in inspect.signature(run_convert).parameters.items()}
     assert {n: list(v) if isinstance(v, tuple) else v for n, v in defaults.items() if n in seen and n != "to"} == {
@@ -548,7 +548,7 @@ def test_a_reader_that_leaves_is_no_reason_for_noise(here: Path) -> None:
     ):
         read, write = os.pipe()
         os.close(read)
-        root = str(Path(cli.__file__).parents[1])
+        root = str(Path(cli.__file__).parents[2])
         ran = subprocess.run(
             [sys.executable, "-m", "precconv", *args],
             check=False,
@@ -574,7 +574,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
     def shown(*options: str) -> bytes:
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        root = str(Path(cli.__file__).parents[1])
+        root = str(Path(cli.__file__).parents[2])
         ran = subprocess.Popen(
             [sys.executable, "-m", "precconv", "model.safetensors", "--to", "bf16", "--force", *options],
             stdout=subprocess.PIPE,

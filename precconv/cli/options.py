@@ -1,0 +1,79 @@
+"""Options that commands share, and what the library gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..rules import Rule, read_rules
+
+__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "Ordered", "add_options", "policy_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Ordered(click.Command):
+    """A command that keeps the order in which ``--rule``, ``--keep`` and ``--rules`` were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        taken = {name: iter(values.get(name, ())) for name in _RULE_OPTIONS}
+        ctx.meta["rules"] = [(p.name, next(taken[p.name])) for p in order if p.name in taken]
+        return super().parse_args(ctx, args)
+
+
+_RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
+    "rule": lambda value: [Rule.parse(value)],
+    "keep": lambda value: [Rule.keep(value)],
+    "rules": lambda value: read_rules(Path(value)),
+}
+
+
+def _rules() -> list[Rule]:
+    given = click.get_current_context().meta["rules"]
+    return [rule for name, value in given for rule in _RULE_OPTIONS[name](value)]
+
+
+def add_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options of a command, in the order ``--help`` shows them."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+#: Which weights of a file are meant.
+CHOICE: tuple[Callable[[F], F], ...] = (
+    click.option("--weights", type=click.Choice(["auto", "model", "ema", "all"]), default="auto", show_default=True,
+                 help="Which weights of a training checkpoint; with auto, an LDM model keeps its EMA twins."),
+    click.option("--select", metavar="KEY.PATH", help="The weights at this place of a torch checkpoint."),
+)  # fmt: skip
+
+#: What a plan depends on, beside ``--to``: the same for ``convert`` and for ``inspect --to``.
+POLICY: tuple[Callable[[F], F], ...] = (
+    click.option("--strip-wrappers", is_flag=True, help="Take 'module.', '_orig_mod.' and the like out of names."),
+    click.option("--preset", default="auto", show_default=True, metavar="auto|none|NAME",
+                 help="What the architecture needs in FP32: by config.json or tensor names, nothing, or a named table "
+                 "(see 'precconv presets')."),
+    click.option("--norms", type=click.Choice(["fp32", "cast"]), default="fp32", show_default=True,
+                 help="Keep normalisation layers in FP32, or cast them like the rest."),
+    click.option("--mixed", type=click.Choice(["keep", "cast"]), default="keep", show_default=True,
+                 help="FP32 tensors of a source that is mostly 16-bit: left so on purpose, or cast."),
+    click.option("--keep", multiple=True, metavar="GLOB", help="Tensors that keep their dtype; repeatable."),
+    click.option("--rule", multiple=True, metavar="GLOB=ACTION",
+                 help="ACTION: a dtype, keep or drop; repeatable, the first match wins."),
+    click.option("--rules", type=click.Path(), multiple=True, metavar="FILE.toml", help="The same, from a file."),
+)  # fmt: skip
+POLICY_NAMES = ("strip_wrappers", "preset", "norms", "mixed", *_RULE_OPTIONS)
+
+
+def policy_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take what a plan depends on out of a command's options; the rules in the order they were given."""
+    taken = {name: options.pop(name) for name in ("to", *POLICY_NAMES)}
+    return {name: value for name, value in taken.items() if name not in _RULE_OPTIONS} | {"rule": _rules()}
