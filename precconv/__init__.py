@@ -7,11 +7,11 @@ Importing this is cheap: torch is imported when the first value is cast.
 """
 
 from ._version import __version__ as __version__
+from .api import convert as convert
+from .api import plan as plan
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checks import Finding as Finding
-from .convert import convert as convert
-from .convert import plan as plan
 from .dtypes import DType as DType
 from .dtypes import dtype as dtype
 from .errors import CorruptCheckpointError as CorruptCheckpointError

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import NamedTuple
 
 with warnings.catch_warnings():  # numpy is not needed, and torch complains where it is not installed
@@ -338,12 +339,24 @@ def blank(x: memoryview, size: int, shown: bytearray) -> None:
     elements[torch.frombuffer(shown, dtype=torch.uint8) == 0] = 0
 
 
+_threads_lock = Lock()
+_threads_users = 0  #: how many are inside ``one_thread``
+_threads_before = 0
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch on the calling thread, which has siblings of ours; restored on the way out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Keep torch on the calling thread, which has siblings of ours; restored when the last one leaves."""
+    global _threads_users, _threads_before
+    with _threads_lock:
+        if not _threads_users:
+            _threads_before = torch.get_num_threads()
+        _threads_users += 1
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _threads_lock:
+            _threads_users -= 1
+            if not _threads_users:
+                torch.set_num_threads(_threads_before)

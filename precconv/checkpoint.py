@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from .errors import UsageError
-from .fileio import InputFile
+from .fileio import SourceFile
 from .formats import Format, Source, open_reader
 from .formats.elements import ElementReader
 from .formats.safetensors import SafetensorsReader
@@ -40,7 +40,7 @@ class Checkpoint:
     opaque: Mapping[str, OpaqueTensor] = field(default_factory=dict)  #: chosen tensors that are no plain arrays
 
     @property
-    def file(self) -> InputFile:
+    def file(self) -> SourceFile:
         return self.source.file
 
     @property

@@ -10,16 +10,16 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .errors import InputError, OutputError, SourceChangedError
+from .paths import reason
 
 fcntl: Any
 try:
@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows: an open file cannot be removed there, which is the lock we need
     fcntl = None
 
-__all__ = ["InputFile", "PartFile", "free_bytes", "part_file"]
+__all__ = ["InputFile", "PartFile", "SourceFile", "part_file"]
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 #: Opening a pipe waits for its other end without it.
@@ -78,9 +78,17 @@ class _Positional:
             done += self.write(view[done:], offset + done)
 
 
-def reason(error: OSError) -> str:
-    """What the system says, in lower case: ``no such file or directory``."""
-    return (error.strerror or str(error)).lower()
+class SourceFile(Protocol):
+    """What a conversion reads from: one file, or several that are read as one."""
+
+    path: Path
+    size: int  #: bytes, when opened
+
+    def read_into(self, buffer: memoryview, offset: int) -> None: ...
+    def read(self, offset: int, length: int) -> bytes: ...
+    def advise_sequential(self) -> None: ...
+    def require_unchanged(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class InputFile:
@@ -92,25 +100,46 @@ class InputFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._lock, self._closed = threading.Lock(), False
+        self._file: _Positional | None = _Positional(self._open())
+        self._stat = os.fstat(self._file.fd)
+        self.size: int = self._stat.st_size  #: bytes, when opened
+
+    def _open(self) -> int:
         try:
             fd = os.open(self.path, os.O_RDONLY | _BINARY | _NONBLOCK)
         except OSError as e:
-            raise InputError(reason(e), path=path) from e
+            raise InputError(reason(e), path=self.path) from e
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise InputError("is not a regular file", path=path, hint="copy what it holds to a file first")
-        self._file = _Positional(fd)
-        self._stat = os.fstat(fd)
-        self.size: int = self._stat.st_size  #: bytes, when opened
+            raise InputError("is not a regular file", path=self.path, hint="copy what it holds to a file first")
+        return fd
+
+    @property
+    def _reading(self) -> _Positional:
+        with self._lock:
+            if self._closed:
+                raise InputError("was closed already", path=self.path)
+            if self._file is None:
+                self._file = _Positional(self._open())
+                if not self._is_same():
+                    raise SourceChangedError("changed while it was read", path=self.path)
+            return self._file
+
+    def park(self) -> None:
+        """Give the descriptor back until the next read: a model has more shards than a process may have files."""
+        with self._lock:
+            self._close()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` (bytes) from ``offset``."""
+        file = self._reading
         try:
-            got = self._file.read_full(buffer, offset)
+            got = file.read_full(buffer, offset)
         except OSError as e:
             raise InputError(f"cannot be read: {reason(e)}", path=self.path) from e
         if got < len(buffer):
-            now = os.fstat(self._file.fd).st_size
+            now = os.fstat(file.fd).st_size
             raise SourceChangedError(
                 f"shrank while it was read: {self.size} bytes when opened, {now} now", path=self.path
             )
@@ -122,20 +151,32 @@ class InputFile:
 
     def advise_sequential(self) -> None:
         """Ask for read-ahead, where there is such a thing."""
+        fd = self._reading.fd
         with contextlib.suppress(OSError):
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             elif fcntl is not None and hasattr(fcntl, "F_RDAHEAD"):
-                fcntl.fcntl(self._file.fd, fcntl.F_RDAHEAD, 1)
+                fcntl.fcntl(fd, fcntl.F_RDAHEAD, 1)
 
     def require_unchanged(self) -> None:
         """Raises SourceChangedError when somebody wrote to the file since it was opened."""
-        now = os.fstat(self._file.fd)
-        if (now.st_size, now.st_mtime_ns) != (self._stat.st_size, self._stat.st_mtime_ns):
+        _ = self._reading
+        if not self._is_same():
             raise SourceChangedError("changed while it was read", path=self.path)
 
+    def _is_same(self) -> bool:
+        assert self._file is not None
+        now, then = os.fstat(self._file.fd), self._stat
+        return (now.st_ino, now.st_size, now.st_mtime_ns) == (then.st_ino, then.st_size, then.st_mtime_ns)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file.fd)
+            self._file = None
+
     def close(self) -> None:
-        os.close(self._file.fd)
+        self.park()
+        self._closed = True
 
     def __enter__(self) -> InputFile:
         return self
@@ -328,48 +369,3 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-@contextmanager
-def library_path(path: Path) -> Iterator[str]:
-    """A name for a file that libraries which want UTF-8 can open."""
-    try:
-        name = os.fspath(path)
-        name.encode()
-    except UnicodeEncodeError:
-        fd = os.open(path, os.O_RDONLY | _BINARY)
-        try:
-            yield f"/proc/self/fd/{fd}"
-        finally:
-            os.close(fd)
-    else:
-        yield name
-
-
-def free_bytes(directory: Path) -> int:
-    """Bytes that this user may still write in ``directory``'s file system."""
-    return shutil.disk_usage(directory).free
-
-
-def is_directory(path: str | os.PathLike[str]) -> bool:
-    """Like ``Path.is_dir``, which raises before Python 3.14 where a name is too long or may not be looked up."""
-    return os.path.isdir(path)  # noqa: PTH112
-
-
-def is_taken(path: Path) -> bool:
-    """Whether a name is in use, if only by a dangling link; raises OutputError for one that cannot be used."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    except OSError as e:
-        raise OutputError(f"cannot be written: {reason(e)}", path=path) from e
-    return True
-
-
-def same_file(a: Path, b: Path) -> bool:
-    """Whether both names lead to one file, through any links; False when either does not exist."""
-    try:
-        return a.samefile(b)
-    except OSError:
-        return False

@@ -8,8 +8,8 @@ from typing import Literal
 
 from .dtypes import CASTABLE, DType
 from .errors import OutputError, UsageError
-from .fileio import is_directory, is_taken, same_file
 from .formats import Format, format_for_suffix, format_named, formats
+from .paths import is_directory, is_taken, same_file
 
 __all__ = ["FormatChoice", "default_name", "output_format", "output_path"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from .bulk import collector_paused
-from .fileio import InputFile, PartFile
+from .fileio import PartFile, SourceFile
 from .formats import Layout, Place
 from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
 from .stats import Stats
@@ -28,7 +28,7 @@ class Seen:
 
 
 def write_pass(
-    source: InputFile,
+    source: SourceFile,
     part: PartFile,
     layout: Layout,
     places: Sequence[Place],

@@ -15,7 +15,8 @@ from typing import Any
 from ._version import __version__
 from .checks import Finding
 from .errors import OutputError
-from .fileio import is_directory, is_taken, part_file, same_file
+from .fileio import part_file
+from .paths import is_directory, is_taken, same_file
 from .plan import Item, Plan
 from .stats import Stats
 

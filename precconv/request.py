@@ -1,14 +1,15 @@
-"""What a caller asks for, checked: the policy, and the plan that it gives for a checkpoint and an output."""
+"""What a caller asks for, checked, and the plan that it gives for a checkpoint and an output."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from .checkpoint import Checkpoint
+from .checks import Limits, OnNonfinite, OnOverflow
 from .configs import config_beside
 from .dtypes import DType, target
 from .errors import InputError, OutputError, UsageError
@@ -20,34 +21,116 @@ from .ties import SharedMode, drop_ties, ties
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["check_choices", "plan_for", "plan_of", "policy_of", "rules_of"]
+__all__ = ["Request", "plan_for", "plan_of", "request_of"]
 
 StrPath = str | os.PathLike[str]
 
 
-def policy_of(to: str | DType, preset: str, norms: NormMode, mixed: MixedMode, rules: Sequence[Rule]) -> Policy:
-    """The policy; raises UsageError for what is not among the choices."""
-    check_choices(norms=norms, mixed=mixed)
-    return Policy(target(to), tuple(rules), preset, norms, mixed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of a conversion, the same for a file and for a whole model; ``convert`` documents them."""
+
+    policy: Policy
+    limits: Limits = field(default_factory=Limits)
+    format: FormatChoice = "same"
+    weights: Weights = "auto"
+    select: str | None = None
+    strip_wrappers: bool = False
+    shared: SharedMode | None = None
+    verify: VerifyMode = "sample"
+    workers: int = 1
+    force: bool = False
+    durable: bool = False
+    report: Path | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What the output and the report depend on, as plain data."""
+        policy = self.policy
+        return {
+            "to": policy.target.name,
+            "preset": policy.preset,
+            "norms": policy.norms,
+            "mixed": policy.mixed,
+            "rules": [{"match": r.match, "to": str(r.to)} for r in policy.rules],
+            **asdict(self.limits),
+            "verify": self.verify,
+            "weights": self.weights,
+            "select": self.select,
+            "strip_wrappers": self.strip_wrappers,
+            "shared": self.shared or "clone",
+        }
 
 
-def rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:
-    """The user's rules in the order in which they apply; raises RuleError."""
+def request_of(
+    *,
+    to: str | DType,
+    preset: str = "auto",
+    norms: NormMode = "fp32",
+    mixed: MixedMode = "keep",
+    keep: Sequence[str] = (),
+    rule: Sequence[str | Rule] = (),
+    rules: StrPath | None = None,
+    on_overflow: OnOverflow = "error",
+    on_nonfinite: OnNonfinite = "warn",
+    max_underflow: float | None = None,
+    workers: int | None = None,
+    report: StrPath | None = None,
+    **rest: Any,
+) -> Request:
+    """The request; raises UsageError for what is not among the choices, RuleError for rules that cannot be read."""
+    _check_choices(norms=norms, mixed=mixed, **{k: v for k, v in rest.items() if k in _CHOICES and v is not None})
+    return Request(
+        policy=Policy(target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed),
+        limits=Limits(on_overflow, on_nonfinite, max_underflow),
+        workers=_workers(workers),
+        report=None if report is None else Path(report),
+        **rest,
+    )
+
+
+def _rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:
+    """The user's rules in the order in which they apply."""
     parsed = [r if isinstance(r, Rule) else Rule.parse(r) for r in ([rule] if isinstance(rule, str) else rule)]
     parsed += [Rule.keep(k) for k in ([keep] if isinstance(keep, str) else keep)]
     return parsed if rules is None else [*parsed, *read_rules(Path(rules))]
 
 
+def _workers(workers: int | None) -> int:
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers < 1:
+        raise UsageError(f"{workers} workers: at least 1 is needed")
+    return workers
+
+
+_CHOICES: Mapping[str, object] = {
+    "verify": VerifyMode, "weights": Weights, "format": FormatChoice, "shared": SharedMode, "norms": NormMode,
+    "mixed": MixedMode,
+}  # fmt: skip
+
+
+def _check_choices(**given: object) -> None:
+    for name, value in given.items():
+        known = get_args(_CHOICES[name])
+        if value not in known:
+            raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
+
+
 def plan_of(found: Checkpoint, policy: Policy) -> Plan:
-    """The plan for an open checkpoint, whatever the output's format."""
+    """The plan for an open checkpoint file, whatever the output's format."""
     path = found.file.path
-    if not found.infos and not found.opaque:
-        raise InputError("holds no tensors: there is nothing to convert", path=path)
+    require_tensors(found)
     config, notes = config_beside(path)
     made = make_plan(found.infos, {**found.metadata}, policy, config=config, name=path.name, others=tuple(found.opaque))
     if not made.items:
         raise UsageError("the rules drop every tensor", path=path)
     return replace(made, notes=(*found.notes, *notes, *made.notes))
+
+
+def require_tensors(found: Checkpoint) -> None:
+    """Raises InputError for a checkpoint in which there is nothing to convert."""
+    if not found.infos and not found.opaque:
+        raise InputError("holds no tensors: there is nothing to convert", path=found.file.path)
 
 
 def plan_for(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared: SharedMode) -> Plan:
@@ -70,17 +153,3 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared:
     if shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
-
-
-_CHOICES: Mapping[str, object] = {
-    "verify": VerifyMode, "weights": Weights, "format": FormatChoice, "shared": SharedMode, "norms": NormMode,
-    "mixed": MixedMode,
-}  # fmt: skip
-
-
-def check_choices(**given: object) -> None:
-    """Raises UsageError for an argument whose value is not one of its choices."""
-    for name, value in given.items():
-        known = get_args(_CHOICES[name])
-        if value not in known:
-            raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")

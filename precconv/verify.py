@@ -8,7 +8,7 @@ from typing import Literal
 
 from .dtypes import DType
 from .errors import OutputError, VerificationError
-from .fileio import InputFile, PartFile
+from .fileio import PartFile, SourceFile
 from .formats import Format, Layout
 from .plan import Item
 from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each
@@ -83,7 +83,7 @@ def verify_names(
 
 
 def verify_values(
-    source: InputFile,
+    source: SourceFile,
     part: PartFile,
     chunks: Iterable[Chunk],
     items: Sequence[Item],

@@ -133,7 +133,7 @@ def test_inspect_gives_the_tensors_in_the_order_of_the_file(source: Path) -> Non
 
 def test_open_checkpoint_gives_a_reader_to_close(source: Path) -> None:
     reader = precconv.open_checkpoint(source)
-    with reader.file:
+    with reader:
         info = reader.infos[0]
         assert reader.file.read(info.offset, info.nbytes) == b"".join(
             float_.numpy().tobytes() for float_ in (torch.tensor([1.0, 2.0, 3.0, 7e4]),)

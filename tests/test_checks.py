@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
+from precconv.api import convert
 from precconv.checks import Finding, Limits, OnNonfinite, OnOverflow, fallback, hint, run_checks
-from precconv.convert import convert
 from precconv.dtypes import BF16, FP16, FP32, FP64, DType
 from precconv.errors import NumericError, UsageError
 from precconv.plan import Item

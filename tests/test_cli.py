@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from precconv import cli
 from precconv._version import __version__
-from precconv.convert import convert as run_convert
+from precconv.api import convert as run_convert
 from precconv.fileio import PartFile
 
 from .samples import write_checkpoint

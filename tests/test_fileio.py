@@ -61,7 +61,7 @@ def test_bytes_are_read_at_any_place_and_only_the_end_reads_short(tmp_path: Path
         for offset, length in ((0, 10), (5000, 5240), (10239, 1), (10240, 0), (3, 256)):
             assert file.read(offset, length) == data[offset : offset + length]
         buffer = bytearray(100)
-        assert file._file.read_full(memoryview(buffer), 10200) == 40
+        assert file._reading.read_full(memoryview(buffer), 10200) == 40
         assert buffer == data[10200:] + bytes(60)
 
 
@@ -183,7 +183,7 @@ def test_a_read_in_small_steps_ends_exactly_at_the_end_of_the_file(
         if hasattr(os, "preadv"):
             shorten(patch, "preadv", most)
         buffer = bytearray(length)
-        got = file._file.read_full(memoryview(buffer), offset)
+        got = file._reading.read_full(memoryview(buffer), offset)
     assert buffer[:got] == data[offset : offset + length]
 
 

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "bulk", "names", "norm_tables"),
-    ("dtypes", "stats", "configs"),
+    ("dtypes", "stats", "configs", "paths"),
     ("tensors", "fileio"),
     ("formats", "cast", "norms", "rules", "presets", "quantized"),
     ("advice", "tree", "twins"),
@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "passes", "report", "verify"),
     ("inspection", "request"),
     ("convert",),
-    ("text",),
+    ("api", "text"),
     ("cli", "__init__"),
     ("__main__",),
 )

@@ -176,7 +176,7 @@ def test_opening_100_000_tensors_costs_three_reads_and_work_in_proportion(
             reader = precconv.open_checkpoint(path)
         finally:
             sys.setprofile(None)
-        with reader.file:
+        with reader:
             assert len(reader.infos) == n
         assert len(reads) == 3  # what tells the format, the length, the header
         return count

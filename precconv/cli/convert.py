@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from .. import text
-from ..convert import convert as run_convert
-from ..convert import plan as run_plan
+from ..api import convert as run_convert
+from ..api import plan as run_plan
 from ..errors import PrecconvError
 from ..plan import Plan
 from ..report import Report, plan_dict
@@ -30,8 +30,9 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
     click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
                  help="The output's format, where -o does not say it."),
     *CHOICE,
-    click.option("--shared", type=click.Choice(["clone", "drop"]), default="clone", show_default=True,
-                 help="Tied tensors in safetensors: each with the data, or one, the others named in the metadata."),
+    click.option("--shared", type=click.Choice(["clone", "drop"]),
+                 help="Tied tensors in safetensors: each with the data (the default for a file), or one, the others named in "
+                 "the metadata (the default for a transformers model)."),
     *POLICY,
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from .. import text
-from ..convert import plan as run_plan
+from ..api import plan as run_plan
 from ..inspection import inspect as run_inspect
 from ..weights import Weights
 from .base import reported

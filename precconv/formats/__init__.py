@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 
 from ..dtypes import DType
 from ..errors import InputError, UnknownFormatError
-from ..fileio import InputFile, is_directory
+from ..fileio import InputFile, SourceFile
+from ..paths import is_directory
 from ..tensors import TensorInfo
 from .impostors import directory_impostor, file_impostor
 from .torch_tensors import TensorRef
@@ -53,7 +54,7 @@ class Reader(Protocol):
     @property
     def format(self) -> Format: ...
     @property
-    def file(self) -> InputFile: ...
+    def file(self) -> SourceFile: ...
     @property
     def metadata(self) -> Mapping[str, str]: ...
     @property
@@ -73,7 +74,7 @@ class Source:
     is_part: bool = False  #: whether the user chose some of the file's weights, and wants nothing else
 
     @property
-    def file(self) -> InputFile:
+    def file(self) -> SourceFile:
         return self.reader.file
 
     def elements(self, info: TensorInfo) -> Callable[[], Elements] | None:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from ..bulk import collector_paused
 from ..dtypes import DType, by_code
 from ..errors import CorruptCheckpointError, OutputError, VerificationError
-from ..fileio import InputFile, library_path, reason
+from ..fileio import InputFile
+from ..paths import library_path, reason
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
 
@@ -245,8 +246,8 @@ def layout(
 
     The order of a safetensors source is kept, unless it is the order in which the safetensors library lays out
     (wider types first, then by name) or would put a tensor across a boundary of its own element size: then, and for
-    sources in other formats, the output has the library's order for the new dtypes, and is byte for byte what the
-    library would have written.  Raises OutputError for a dtype that the format has no code for.
+    sources in other formats or of several files, the output has the library's order for the new dtypes, and is byte
+    for byte what the library would have written.  Raises OutputError for a dtype that the format has no code for.
     """
     for t, d in zip(tensors, dtypes, strict=True):
         if not d.code:
@@ -254,7 +255,7 @@ def layout(
             raise OutputError(f"safetensors has no {d} type", tensor=t.name, hint=hint)
     sizes = [prod(t.shape) * d.bits // 8 for t, d in zip(tensors, dtypes, strict=True)]
     order: Sequence[int] = range(len(tensors))
-    if source.reader.format is not FORMAT or is_library_order(tensors) or not _is_aligned(sizes, dtypes):
+    if not isinstance(source.reader, SafetensorsReader) or is_library_order(tensors) or not _is_aligned(sizes, dtypes):
         order = sorted(order, key=lambda i: (-dtypes[i].rank, tensors[i].name))
     entries = [f'"__metadata__":{_json(dict(metadata))}'] if metadata else []
     starts = []

@@ -6,7 +6,7 @@ import zlib
 from typing import Protocol
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .numpy_nodes import bytes_of
 from .torch_file import Extent, TorchFile
@@ -45,7 +45,7 @@ class _Inline:
 
 
 class _Stored:
-    def __init__(self, source: InputFile, extent: Extent) -> None:
+    def __init__(self, source: SourceFile, extent: Extent) -> None:
         self._source = source
         self._start = extent.offset
 
@@ -59,7 +59,7 @@ class _Deflated:
     Whoever reads to the end has the CRC checked.
     """
 
-    def __init__(self, source: InputFile, extent: Extent) -> None:
+    def __init__(self, source: SourceFile, extent: Extent) -> None:
         self._source = source
         self._extent = extent
         self._rewind()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..dtypes import DType
 from ..errors import OutputError, VerificationError
-from ..fileio import InputFile, library_path
+from ..fileio import InputFile
+from ..paths import library_path
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
 from .elements import ElementReader
@@ -67,7 +68,10 @@ def layout(
     choices = [Choice(t.name, refs[t.name], d) for t, d in zip(tensors, dtypes, strict=True)]
     out = torch_output(index, choices, folder=top_folder(name))
     keys = {t.name: i for i, t in enumerate(tensors)}
-    places = [_place(index, piece, keys) for piece in out.pieces]
+    if isinstance(source.reader, TorchReader):
+        places = [_place(index, piece, keys) for piece in out.pieces]
+    else:
+        places = [_flat_place(source, piece, tensors[keys[piece.tensors[0].name]], keys) for piece in out.pieces]
     changes = {keys[a.name]: (a.got, a.why) for a in out.amended}
 
     def finish(chunks: Sequence[tuple[int, int, int]]) -> Sequence[tuple[int, bytes]]:
@@ -83,6 +87,11 @@ def _place(index: TorchFile, piece: Piece, keys: Mapping[str, int]) -> Place:
     elements = None if offset >= 0 else (lambda: ElementReader(index, src))
     shown = piece.shown if piece.has_gaps else None
     return Place(info, piece.to, piece.offset, tuple(keys[t.name] for t in piece.tensors), elements, shown)
+
+
+def _flat_place(source: Source, piece: Piece, src: TensorInfo, keys: Mapping[str, int]) -> Place:
+    """A tensor by itself, wherever in the source its elements lie."""
+    return Place(src, piece.to, piece.offset, (keys[src.name],), source.elements(src))
 
 
 _STORAGES = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import InputFile, SourceFile
 
 from .opstream import OpStream
 from .pickled import Pickle, StorageRef
@@ -35,7 +35,7 @@ class Extent:
 class TorchFile:
     """One checkpoint file; ``source`` stays open and is the caller's to close."""
 
-    source: InputFile
+    source: SourceFile
     form: Literal["zip", "legacy", "tar"]
     pickle: Pickle
     extents: Mapping[str, Extent]  #: by storage key

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import InputFile, SourceFile
 
 __all__ = ["Record", "read_bytes", "read_records"]
 
@@ -51,7 +51,7 @@ class _Entry:
     crc: int
 
 
-def read_bytes(source: InputFile, offset: int, size: int) -> bytes:
+def read_bytes(source: SourceFile, offset: int, size: int) -> bytes:
     """``size`` bytes of a file."""
     buffer = bytearray(size)
     source.read_into(memoryview(buffer), offset)

@@ -1,0 +1,90 @@
+"""Several files of one checkpoint, read as if they were one: offsets count on from file to file.
+
+So all that is known of one file (plans, layouts, runs) holds for shards that become one file, or other shards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from ..fileio import SourceFile
+from . import Elements, Format, Source
+from .torch_tensors import TensorRef
+
+__all__ = ["JoinedFile", "JoinedReader", "join"]
+
+
+class JoinedFile:
+    """Files one after the other; closing it closes them."""
+
+    def __init__(self, path: Path, files: Sequence[SourceFile]) -> None:
+        self.path = path  #: what they are shards of, for messages
+        self.files = tuple(files)
+        self.starts = list(accumulate((f.size for f in files), initial=0))  #: first byte of each, and the end
+        self.size = self.starts[-1]
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` (bytes) from ``offset``, across the files' ends."""
+        at = bisect_right(self.starts, offset) - 1
+        while buffer:
+            count = min(len(buffer), self.starts[at + 1] - offset)
+            self.files[at].read_into(buffer[:count], offset - self.starts[at])
+            buffer, offset, at = buffer[count:], offset + count, at + 1
+
+    def read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def advise_sequential(self) -> None:
+        for file in self.files:
+            file.advise_sequential()
+
+    def require_unchanged(self) -> None:
+        for file in self.files:
+            file.require_unchanged()
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedReader:
+    """Shards of one format, their headers read and valid."""
+
+    format: Format
+    file: JoinedFile
+    metadata: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def join(path: Path, sources: Sequence[Source]) -> Source:
+    """The tensors of all ``sources``, in their order; names must differ among them.
+
+    Metadata: what a file says first holds; files of one model say the same.
+    """
+    file = JoinedFile(path, [s.file for s in sources])
+    metadata: dict[str, str] = {}
+    for source in sources:
+        metadata = {**source.reader.metadata, **metadata}
+    notes = tuple(dict.fromkeys(note for s in sources for note in s.reader.notes))
+    infos = [
+        t._replace(offset=t.offset + start) if t.offset >= 0 else t
+        for source, start in zip(sources, file.starts, strict=False)
+        for t in source.infos
+    ]
+    refs = {name: ref for s in sources for name, ref in s.refs.items()}
+    owners = {id(ref): s for s in sources for ref in s.refs.values()}
+
+    def open_elements(ref: TensorRef) -> Elements:
+        opener = owners[id(ref)].open_elements
+        assert opener is not None
+        return opener(ref)
+
+    reader = JoinedReader(sources[0].reader.format, file, metadata, notes)
+    return Source(reader, infos, refs, open_elements, is_part=True)
