@@ -31,8 +31,8 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
                  help="The output's format, where -o does not say it."),
     *CHOICE,
     click.option("--shared", type=click.Choice(["clone", "drop"]),
-                 help="Tied tensors in safetensors: each with the data (the default for a file), or one, the others named in "
-                 "the metadata (the default for a transformers model)."),
+                 help="Tied tensors in safetensors: each with the data (default for a file), or one, and the metadata "
+                 "names the others (default for a transformers model)."),
     *POLICY,
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,
