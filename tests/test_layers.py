@@ -32,12 +32,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "passes", "report", "verify"),
     ("inspection", "request"),
     ("convert",),
-    ("api", "text"),
+    ("text",),
+    ("repo",),
+    ("api",),
     ("cli", "__init__"),
     ("__main__",),
 )
 #: A package whose modules may import each other; it stands in one layer as a whole.
-PACKAGES = ("cli", "formats", "presets")
+PACKAGES = ("cli", "formats", "presets", "repo")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
