@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
 from .dtypes import DType
+from .errors import UsageError
 from .outputs import FormatChoice
+from .paths import is_directory
 from .plan import Plan
+from .repo.convert import convert_directory, plan_directory
 from .report import Report
-from .request import StrPath, request_of
+from .request import Request, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
 from .runs import ProgressCallback
 from .ties import SharedMode
@@ -36,6 +40,11 @@ def plan(
     keep: Sequence[str] = (),
     rule: Sequence[str | Rule] = (),
     rules: StrPath | None = None,
+    component: Mapping[str, str | DType] | Sequence[str] = (),
+    shard_size: str | int | None = None,
+    variant: str | None = None,
+    from_variant: str | None = None,
+    copy_all: bool = False,
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
 
@@ -44,9 +53,12 @@ def plan(
     """
     request = request_of(
         to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
-        weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared,
+        weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, component=component,
+        shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
-    return plan_file(source, output, request)
+    if is_directory(source):
+        return plan_directory(source, output, request)
+    return plan_file(source, output, _of_file(request, source))
 
 
 def convert(
@@ -66,6 +78,11 @@ def convert(
     keep: Sequence[str] = (),
     rule: Sequence[str | Rule] = (),
     rules: StrPath | None = None,
+    component: Mapping[str, str | DType] | Sequence[str] = (),
+    shard_size: str | int | None = None,
+    variant: str | None = None,
+    from_variant: str | None = None,
+    copy_all: bool = False,
     on_overflow: OnOverflow = "error",
     on_nonfinite: OnNonfinite = "warn",
     max_underflow: float | None = None,
@@ -75,21 +92,27 @@ def convert(
     report: StrPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> Report:
-    """Convert one checkpoint file; the output appears under its name whole and verified, or not at all.
+    """Convert a checkpoint file or a model directory; the output appears whole and verified, or not at all.
 
-    ``source``: a checkpoint file, which is never changed.
+    ``source``: a checkpoint file, or a directory with a model in it; never changed.
     ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
-    ``output``: a file, or an existing directory to put it in; by default beside the source as ``NAME.bf16.SUFFIX``.
+    ``output``: of a file, a file or an existing directory to put it in, by default ``NAME.bf16.SUFFIX`` beside the
+    source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint.
     ``format``: the output's, where its name does not say it: the source's, ``safetensors`` or ``pt``.
-    ``force``: replace an existing output.  The source itself is refused in any case.
+    ``force``: replace an existing output; a directory only where all in it are weights, or files that the output has
+    too.  The source itself is refused in any case.
     ``weights``, ``select``: which weights of a training checkpoint, or those at a key path.
     ``strip_wrappers``: take wrapper modules (``module.``, ``_orig_mod.``) out of the names.
-    ``shared``: tied tensors in safetensors: each gets the data (``clone``), or one does and the metadata names the
-    others (``drop``).
+    ``shared``: tied tensors in safetensors: each gets the data (``clone``, for files), or one does and the
+    metadata names the others (``drop``, for transformers models).
     ``keep``, ``rule``, ``rules``: the user's own rules; ``rule`` before ``keep`` before the file ``rules``, the first
     that matches a name wins.
     ``preset``, ``norms``, ``mixed``: what stays FP32 without a rule: what the architecture needs, normalisation
     layers, and the FP32 tensors of a source that is mostly 16-bit.
+    ``component``: other targets for some of a directory's checkpoints, or ``keep``: ``{"vae": "fp32"}``.
+    ``shard_size``: cut a directory's checkpoints anew, into files of at most this size (``5GB``).
+    ``variant``, ``from_variant``: of the names of a directory's weight files, written and read.
+    ``copy_all``: carry over also what is no part of the converted model, such as its weights in other formats.
     ``on_overflow``, ``on_nonfinite``, ``max_underflow``: what to do about values that do not survive.
     ``verify``: compare a ``sample`` of every tensor, everything (``full``) or nothing with a fresh cast.
     ``workers``: threads; by default one for each usable core.  The output does not depend on it.
@@ -105,6 +128,21 @@ def convert(
         to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, verify=verify, workers=workers, durable=durable,
-        report=report,
+        report=report, component=component, shard_size=shard_size, variant=variant, from_variant=from_variant,
+        copy_all=copy_all,
     )  # fmt: skip
-    return convert_file(source, output, request, progress)
+    if is_directory(source):
+        return convert_directory(source, output, request, progress)
+    return convert_file(source, output, _of_file(request, source), progress)
+
+
+def _of_file(request: Request, source: StrPath) -> Request:
+    """The request for a single file; raises UsageError for options that are about directories."""
+    given = {
+        "--component": request.components, "--shard-size": request.shard_size, "--variant": request.variant,
+        "--from-variant": request.from_variant, "--copy-all": request.copy_all,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} is for model directories, this is a file", path=source)
+    return replace(request, shared=request.shared or "clone")

@@ -52,7 +52,7 @@ def plan_file(source: StrPath, output: StrPath | None, request: Request) -> Plan
         ) as found,
     ):
         fmt = output_format(found.format, None if output is None else Path(output), choice=request.format)
-        return plan_for(plan_of(found, request.policy), found, fmt, request.policy, request.shared or "clone")
+        return plan_for(plan_of(found, request), found, fmt, request)
 
 
 def convert_file(
@@ -66,7 +66,7 @@ def convert_file(
             found.file.path, found.format, request.policy.target, output, choice=request.format, force=request.force
         )
         with collector_paused():
-            made = plan_of(found, request.policy)
+            made = plan_for(plan_of(found, request), found, place[1], request)
         return convert_checkpoint(found, made, *place, request, progress)
 
 
@@ -151,9 +151,8 @@ class Outcome:
 
 
 def make_task(found: Checkpoint, made: Plan, final: Path, fmt: Format, request: Request) -> Task:
-    """Lay an output out; raises OutputError for what its format cannot hold."""
+    """Lay an output out; ``made`` comes from ``plan_for``.  Raises OutputError for what the format cannot hold."""
     with collector_paused():
-        made = plan_for(made, found, fmt, request.policy, request.shared or "clone")
         if made.dropped and isinstance(found.source.reader, TorchReader):  # there is nothing beside them, see plan_for
             found = replace(found, source=replace(found.source, is_part=True))
         made, layout = _layout(found, made, final, fmt)

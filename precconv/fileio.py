@@ -13,7 +13,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows: an open file cannot be removed there, which is the lock we need
     fcntl = None
 
-__all__ = ["InputFile", "PartFile", "SourceFile", "part_file"]
+__all__ = ["InputFile", "PartFile", "SourceFile", "part_file", "sync_directory", "try_lock"]
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 #: Opening a pipe waits for its other end without it.
@@ -88,6 +88,7 @@ class SourceFile(Protocol):
     def read(self, offset: int, length: int) -> bytes: ...
     def advise_sequential(self) -> None: ...
     def require_unchanged(self) -> None: ...
+    def held(self) -> AbstractContextManager[None]: ...
     def close(self) -> None: ...
 
 
@@ -100,7 +101,7 @@ class InputFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._closed, self._users = threading.Lock(), False, 0
         self._file: _Positional | None = _Positional(self._open())
         self._stat = os.fstat(self._file.fd)
         self.size: int = self._stat.st_size  #: bytes, when opened
@@ -129,7 +130,20 @@ class InputFile:
     def park(self) -> None:
         """Give the descriptor back until the next read: a model has more shards than a process may have files."""
         with self._lock:
-            self._close()
+            if not self._users:
+                self._close()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While it is read: the descriptor is given back when the last one leaves."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self.park()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` (bytes) from ``offset``."""
@@ -175,8 +189,9 @@ class InputFile:
             self._file = None
 
     def close(self) -> None:
-        self.park()
-        self._closed = True
+        with self._lock:
+            self._close()
+            self._closed = True
 
     def __enter__(self) -> InputFile:
         return self
@@ -242,7 +257,7 @@ class PartFile:
                 raise OutputError("exists", path=self.final, hint="replace it with --force") from e
             self.close()
             if durable:
-                _sync_directory(self.final.parent)
+                sync_directory(self.final.parent)
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
@@ -285,7 +300,7 @@ def _create(final: Path) -> PartFile:
         path = final.with_name(f".{final.name[:50]}.{secrets.token_hex(4)}{PART_SUFFIX}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         try:
-            if _lock(fd) and _is_file_at(fd, path):
+            if try_lock(fd) and _is_file_at(fd, path):
                 return PartFile(path, final, fd)
         except BaseException:  # a signal may come at any time
             os.close(fd)
@@ -294,7 +309,7 @@ def _create(final: Path) -> PartFile:
         os.close(fd)  # another run took it for stale between the two calls above
 
 
-def _lock(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
     """Whether this process now holds the file's lock; a killed process holds none."""
     if fcntl is None:
         return True
@@ -361,7 +376,7 @@ def _rename(path: Path, final: Path, *, replace: bool) -> None:
     path.rename(final)  # only Windows still refuses when the name has been taken since
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows has no such call; its rename is journaled
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

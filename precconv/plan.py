@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from .dtypes import DType
 from .errors import RuleError
 from .norms import find_norms
 from .quantized import find_quantized
-from .rules import Facts, Policy, decide, suggest
+from .rules import Facts, Policy, Rule, decide, suggest
 from .tensors import TensorInfo
 
 __all__ = ["Group", "Item", "Plan", "make_plan"]
@@ -92,11 +92,13 @@ def make_plan(
     config: Mapping[str, object] | None = None,
     name: str = "",
     others: Sequence[str] = (),
+    matched_elsewhere: Collection[Rule] = (),
 ) -> Plan:
     """Decide for every tensor of a checkpoint.
 
     ``config``: the model's ``config.json``, where there is one.  ``name``: what the source is called, for warnings.
-    ``others``: names that rules may match too, of what is no plain tensor.
+    ``others``: names that rules may match too, of what is no plain tensor.  ``matched_elsewhere``: rules that need not
+    match here.
     Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
     """
     known = infos if all(len(t.name) <= MAX_NAME for t in infos) else [t for t in infos if len(t.name) <= MAX_NAME]
@@ -116,7 +118,7 @@ def make_plan(
             dropped.append(Item(t, t.dtype, why))
         else:
             items.append(Item(t, to, why))
-    notes = [*_check_rules(infos, policy, others), *_mixed_note(items)]
+    notes = [*_check_rules(infos, policy, others, matched_elsewhere), *_mixed_note(items)]
     warnings = advise(infos, config, policy.target, name, tables)
     return Plan(policy.target, tuple(items), tuple(dropped), {**metadata}, tuple(notes), tuple(warnings))
 
@@ -145,12 +147,14 @@ def _mixed_note(items: Sequence[Item]) -> list[str]:
     return [f"the source is mostly 16-bit, so its {kept} FP32 tensors without another reason stay FP32 (--mixed cast)"]
 
 
-def _check_rules(infos: Sequence[TensorInfo], policy: Policy, others: Sequence[str]) -> list[str]:
+def _check_rules(
+    infos: Sequence[TensorInfo], policy: Policy, others: Sequence[str], elsewhere: Collection[Rule]
+) -> list[str]:
     """Every rule must match something: a typo is the common case.  Notes on those that change nothing."""
     notes = []
     for rule in policy.rules:
         matched = [t for t in infos if rule.matches(t.name)]
-        if not matched and any(map(rule.matches, others)):
+        if not matched and (rule in elsewhere or any(map(rule.matches, others))):
             continue
         if not matched:
             raise RuleError(f"{rule} matches no tensor", hint=suggest(rule, [t.name for t in infos]))

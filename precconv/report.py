@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ._version import __version__
 from .checks import Finding
@@ -20,7 +20,7 @@ from .paths import is_directory, is_taken, same_file
 from .plan import Item, Plan
 from .stats import Stats
 
-__all__ = ["SCHEMA", "Report", "TensorReport", "check_report_path", "plan_dict"]
+__all__ = ["SCHEMA", "FileReport", "Report", "TensorReport", "check_report_path", "plan_dict"]
 
 #: Version of the JSON below: raised when a key changes its meaning or goes; new keys may come.
 SCHEMA = 1
@@ -54,6 +54,16 @@ class TensorReport:
         return row
 
 
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What became of one file of a model directory."""
+
+    path: str  #: relative, with ``/``; in the output, but for those left out
+    action: Literal["converted", "written", "copied", "left out"]
+    nbytes: int | None = None  #: in the output
+    why: str = ""
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of a conversion; ``output`` is None when it was refused and nothing was written."""
@@ -68,6 +78,7 @@ class Report:
     output_bytes: int  #: of the file, as planned where it was not written
     verified_bytes: int  #: of the output, read back and compared with a fresh cast
     seconds: float  #: until the output was ready to get its name
+    files: tuple[FileReport, ...] = ()  #: of a model directory
 
     @cached_property
     def tensors(self) -> tuple[TensorReport, ...]:
@@ -109,6 +120,7 @@ class Report:
             "totals": {k: getattr(total, k) for k in ("n", "nan", "inf", "zero", "overflow", "underflow", "subnormal")},
             **plan_dict(self.plan, items=False),
             "findings": [asdict(f) for f in self.findings],
+            "files": [asdict(f) for f in self.files],
             "tensors": [t.to_dict() for t in self.tensors],
         }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from .checkpoint import Checkpoint
 from .checks import Limits, OnNonfinite, OnOverflow
@@ -17,6 +18,7 @@ from .formats import Format
 from .outputs import FormatChoice
 from .plan import Plan, make_plan
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
+from .sizes import shard_bytes
 from .ties import SharedMode, drop_ties, ties
 from .verify import VerifyMode
 from .weights import Weights
@@ -42,6 +44,11 @@ class Request:
     force: bool = False
     durable: bool = False
     report: Path | None = None
+    shard_size: int | None = None  #: bytes
+    variant: str | None = None
+    from_variant: str | None = None
+    components: Mapping[str, DType | Literal["keep"]] = field(default_factory=dict)
+    copy_all: bool = False
 
     def options(self) -> dict[str, Any]:
         """What the output and the report depend on, as plain data."""
@@ -57,7 +64,13 @@ class Request:
             "weights": self.weights,
             "select": self.select,
             "strip_wrappers": self.strip_wrappers,
-            "shared": self.shared or "clone",
+            "shared": self.shared,
+            "format": self.format,
+            "shard_size": self.shard_size,
+            "variant": self.variant,
+            "from_variant": self.from_variant,
+            "components": {name: str(to) for name, to in self.components.items()},
+            "copy_all": self.copy_all,
         }
 
 
@@ -75,6 +88,9 @@ def request_of(
     max_underflow: float | None = None,
     workers: int | None = None,
     report: StrPath | None = None,
+    component: Mapping[str, str | DType] | Sequence[str] = (),
+    shard_size: str | int | None = None,
+    variant: str | None = None,
     **rest: Any,
 ) -> Request:
     """The request; raises UsageError for what is not among the choices, RuleError for rules that cannot be read."""
@@ -84,6 +100,9 @@ def request_of(
         limits=Limits(on_overflow, on_nonfinite, max_underflow),
         workers=_workers(workers),
         report=None if report is None else Path(report),
+        components=_components(component),
+        variant=_variant(variant),
+        shard_size=None if shard_size is None else shard_bytes(shard_size),
         **rest,
     )
 
@@ -93,6 +112,26 @@ def _rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | 
     parsed = [r if isinstance(r, Rule) else Rule.parse(r) for r in ([rule] if isinstance(rule, str) else rule)]
     parsed += [Rule.keep(k) for k in ([keep] if isinstance(keep, str) else keep)]
     return parsed if rules is None else [*parsed, *read_rules(Path(rules))]
+
+
+def _components(given: Mapping[str, str | DType] | Sequence[str]) -> dict[str, DType | Literal["keep"]]:
+    """From ``{"unet": "fp16"}``, or the command line's ``unet=fp16,vae=keep``."""
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(p) for text in given for p in text.split(",")]
+    return {name: "keep" if to == "keep" else target(to) for name, to in pairs}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, to = text.rpartition("=")
+    if not equals or not name.strip() or not to.strip():
+        hint = "write it as NAME=DTYPE, e.g. unet=fp16,vae=keep"
+        raise UsageError(f"--component {text!r} is not a component and a dtype", hint=hint)
+    return name.strip(), to.strip()
+
+
+def _variant(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise UsageError(f"variant {name!r} is not a word", hint="letters, digits, - and _, e.g. fp16")
+    return name
 
 
 def _workers(workers: int | None) -> int:
@@ -116,12 +155,14 @@ def _check_choices(**given: object) -> None:
             raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
-def plan_of(found: Checkpoint, policy: Policy) -> Plan:
+def plan_of(found: Checkpoint, request: Request) -> Plan:
     """The plan for an open checkpoint file, whatever the output's format."""
     path = found.file.path
     require_tensors(found)
     config, notes = config_beside(path)
-    made = make_plan(found.infos, {**found.metadata}, policy, config=config, name=path.name, others=tuple(found.opaque))
+    made = make_plan(
+        found.infos, {**found.metadata}, request.policy, config=config, name=path.name, others=tuple(found.opaque)
+    )
     if not made.items:
         raise UsageError("the rules drop every tensor", path=path)
     return replace(made, notes=(*found.notes, *notes, *made.notes))
@@ -133,12 +174,12 @@ def require_tensors(found: Checkpoint) -> None:
         raise InputError("holds no tensors: there is nothing to convert", path=found.file.path)
 
 
-def plan_for(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared: SharedMode) -> Plan:
+def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Plan:
     """The plan with what the output's format asks for; raises OutputError for tensors that it cannot hold."""
     flat = fmt.name == "safetensors" or found.source.is_part
     made = replace(made, notes=(*made.notes, *found.left_note(kept=not flat)))
     for name, tensor in found.opaque.items():
-        if flat and not any(rule.to == "drop" and rule.matches(name) for rule in policy.rules):
+        if flat and not any(rule.to == "drop" and rule.matches(name) for rule in request.policy.rules):
             hint = f"leave it out (--rule {name!r}=drop), or keep the checkpoint's structure (--format pt)"
             message = f"is {tensor.kind}, which cannot be written"
             raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
@@ -150,6 +191,6 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, policy: Policy, shared:
         return made
     metadata = {**made.metadata}
     metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
-    if shared == "drop":
+    if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)

@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def why(self) -> str:
-        return f"rule {self.match}"
+        return "component" if self.origin == "--component" else f"rule {self.match}"
 
     def __str__(self) -> str:
         return f"{self.origin} {self.match!r}"

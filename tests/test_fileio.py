@@ -354,14 +354,14 @@ def test_a_stale_file_is_removed_under_its_lock(tmp_path: Path, monkeypatch: pyt
 def test_a_part_file_that_another_run_removed_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, removed = fileio._lock, list[Path]()
+    lock, removed = fileio.try_lock, list[Path]()
 
     def late(fd: int) -> bool:
         if not removed:
             removed.extend(remove_stale_parts(tmp_path))
         return lock(fd)
 
-    monkeypatch.setattr(fileio, "_lock", late)
+    monkeypatch.setattr(fileio, "try_lock", late)
     with part_file(tmp_path / "out") as part:
         assert len(removed) == 1
         assert part.path.exists()

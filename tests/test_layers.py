@@ -23,8 +23,8 @@ PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "bulk", "names", "norm_tables"),
-    ("dtypes", "stats", "configs", "paths"),
-    ("tensors", "fileio"),
+    ("dtypes", "stats", "paths", "sizes"),
+    ("tensors", "fileio", "configs"),
     ("formats", "cast", "norms", "rules", "presets", "quantized"),
     ("advice", "tree", "twins"),
     ("outline", "plan", "outputs"),

@@ -34,8 +34,8 @@ def reported() -> Iterator[None]:
         for line in text.failure(e):
             say(line)
         sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted; nothing was written")
+    except KeyboardInterrupt as e:
+        say(str(e) or "interrupted; nothing was written")
         sys.exit(INTERRUPTED)
     except OSError:  # nobody reads our results, or they cannot be written where they go
         _forget_stdout()

@@ -15,24 +15,25 @@ from ..errors import PrecconvError
 from ..plan import Plan
 from ..report import Report, plan_dict
 from .base import progress_bar, reported, say, undisturbed, unread
-from .options import CHOICE, POLICY, F, Ordered, add_options, policy_options
+from .options import CHOICE, POLICY, REPO, REPO_NAMES, F, Ordered, add_options, policy_options
 
 __all__ = ["convert", "print_plan"]
 
 #: What a plan depends on besides, and ``inspect`` has otherwise.
-_PLAN_ONLY = ("output", "format", "weights", "select", "shared")
+_PLAN_ONLY = ("output", "format", "weights", "select", "shared", *REPO_NAMES)
 
 
 _CONVERSION: tuple[Callable[[F], F], ...] = (
     click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
     click.option("-o", "--output", type=click.Path(), metavar="PATH",
-                 help="File or directory; default: NAME.DTYPE.SUFFIX beside SRC."),
+                 help="File or directory; default: NAME.DTYPE.SUFFIX beside a file, DIR-DTYPE beside a directory."),
     click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
                  help="The output's format, where -o does not say it."),
     *CHOICE,
     click.option("--shared", type=click.Choice(["clone", "drop"]),
                  help="Tied tensors in safetensors: each with the data (default for a file), or one, and the metadata "
                  "names the others (default for a transformers model)."),
+    *REPO,
     *POLICY,
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,
@@ -60,7 +61,7 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
 @click.argument("src", metavar="SRC", type=click.Path())
 @add_options(*_CONVERSION)
 def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
-    """Convert one checkpoint file to another precision."""
+    """Convert a checkpoint file, or a directory with a model in it, to another precision."""
     with reported():
         policy = policy_options(options) | {name: options.pop(name) for name in _PLAN_ONLY}
         if dry_run and options["report"] is not None:

@@ -10,7 +10,7 @@ import click
 
 from ..rules import Rule, read_rules
 
-__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "Ordered", "add_options", "policy_options"]
+__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "REPO", "REPO_NAMES", "Ordered", "add_options", "policy_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +71,19 @@ POLICY: tuple[Callable[[F], F], ...] = (
     click.option("--rules", type=click.Path(), multiple=True, metavar="FILE.toml", help="The same, from a file."),
 )  # fmt: skip
 POLICY_NAMES = ("strip_wrappers", "preset", "norms", "mixed", *_RULE_OPTIONS)
+
+
+#: What a plan for a model directory depends on besides.
+REPO: tuple[Callable[[F], F], ...] = (
+    click.option("--component", multiple=True, metavar="NAME=DTYPE[,...]",
+                 help="Another target for a component of a model directory, or keep: unet=fp16,vae=keep."),
+    click.option("--shard-size", metavar="SIZE", help="Cut into shards of at most this size, e.g. 5GB."),
+    click.option("--variant", metavar="NAME", help="Write model.NAME.safetensors, as the Hub's variants are named."),
+    click.option("--from-variant", metavar="NAME", help="Read the weights of this variant."),
+    click.option("--copy-all", is_flag=True,
+                 help="Carry over also weights in other formats and variants, and training state."),
+)  # fmt: skip
+REPO_NAMES = ("component", "shard_size", "variant", "from_variant", "copy_all")
 
 
 def policy_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ So all that is known of one file (plans, layouts, runs) holds for shards that be
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -47,6 +48,13 @@ class JoinedFile:
     def require_unchanged(self) -> None:
         for file in self.files:
             file.require_unchanged()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for file in self.files:
+                stack.enter_context(file.held())
+            yield
 
     def close(self) -> None:
         for file in self.files:

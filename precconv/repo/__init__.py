@@ -1,6 +1,7 @@
-"""A model directory or Hub repository: what each file of it is.
+"""Whole models: a directory of checkpoints, configs and other files in, one that loads the same way out.
 
-Nothing here opens weights: names, indexes and ``model_index.json`` say it all.
+``survey`` says what every file is, from names alone; ``models`` opens the checkpoints, ``plans`` decides, ``convert``
+does it.
 """
 
 from .doors import check_collisions as check_collisions

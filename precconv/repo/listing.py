@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from precconv.errors import InputError
-from precconv.fileio import reason
+from precconv.paths import reason
 
 from .roles import is_ignored
 

@@ -1,0 +1,148 @@
+"""The files of an output that are no weights: configs and the model card rewritten, indexes made, the rest copied."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from .._version import __version__
+from ..configs import with_dtype
+from ..convert import Outcome
+from ..plan import Plan
+from ..report import FileReport
+from ..request import Request
+from .card import Card, CardFacts, Kept, card
+from .models import CONFIG, Models
+from .plans import ModelPlan
+from .shards import index_json
+from .stage import Stage
+
+__all__ = ["copied_bytes", "fingerprint", "model_card", "output_names", "write_files"]
+
+README = "README.md"
+
+
+def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) -> str:
+    """What an output depends on, as one digest: a run that is told the same may go on with another's work."""
+    survey = models.survey
+    sources = [path for s in survey.sets for path in s.files] + list(survey.others)
+    stats = [(models.root / path).stat() for path in sources]
+    said = {
+        "version": __version__,
+        "source": [[p, s.st_size, s.st_mtime_ns] for p, s in zip(sources, stats, strict=True)],
+        "options": request.options(),
+        "components": {name: str(to) for name, to in sorted(request.components.items())},
+        "measured": request.report is not None,
+        "outputs": [[o.name, len(o.plan.items)] for p in plans for o in p.outputs],
+        "plan": [[i.src.name, i.to.name, i.why] for p in plans for i in p.plan.items],
+    }
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def output_names(models: Models, plans: Sequence[ModelPlan]) -> set[str]:
+    """Every file of the output, relative."""
+    weights = {name for p in plans for name in (*(o.name for o in p.outputs), p.index) if name is not None}
+    return weights | set(models.survey.others)
+
+
+def copied_bytes(models: Models) -> int:
+    """Bytes of what is carried over."""
+    return sum((models.root / path).stat().st_size for path in models.survey.others)
+
+
+def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
+    """The source's card with what the conversion did; None where it has none."""
+    if README not in models.survey.others:
+        return None
+    repo, commit = _cached(models.root)
+    to = request.policy.target
+    cast = [i for i in plan.items if i.to is to and i.src.dtype is not to]
+    kept = [Kept(g.why, g.to, g.tensors, g.nbytes) for g in plan.groups() if g.to is not to]
+    facts = CardFacts(
+        source=repo or models.root.resolve().name,
+        target=to,
+        version=__version__,
+        tensors=len(cast),
+        bytes_before=sum(i.src.nbytes for i in cast),
+        bytes_after=sum(i.nbytes for i in cast),
+        base_model=repo,
+        commit=commit,
+        options=_said(request),
+        kept=kept,
+    )
+    return card(models.read(README).decode("utf-8", errors="surrogateescape"), facts)
+
+
+def _cached(root: Path) -> tuple[str | None, str | None]:
+    """Repo and commit of a snapshot in the Hub's cache: ``models--org--name/snapshots/COMMIT``."""
+    parts = root.resolve().parts
+    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+        return "/".join(parts[-3].split("--")[1:]), parts[-1]
+    return None, None
+
+
+def _said(request: Request) -> str:
+    """The options that shaped the result, as on the command line."""
+    policy = request.policy
+    words = [f"--to {policy.target}"]
+    words += [f"--norms {policy.norms}"] if policy.norms != "fp32" else []
+    words += [f"--mixed {policy.mixed}"] if policy.mixed != "keep" else []
+    words += [f"--preset {policy.preset}"] if policy.preset != "auto" else []
+    words += [f"--component {name}={to}" for name, to in request.components.items()]
+    words += [f"--rule '{r.match}={r.to}'" for r in policy.rules]
+    overflow = request.limits.on_overflow
+    return " ".join(words + ([f"--on-overflow {overflow}"] if overflow != "error" else []))
+
+
+def write_files(
+    models: Models, plans: Sequence[ModelPlan], outcomes: Mapping[str, Outcome], stage: Stage, readme: Card | None
+) -> list[FileReport]:
+    """Write all that is no weights, what makes the output look complete last; a line for every file there is."""
+    configs = dict(_configs(models, plans))
+    done = [
+        FileReport(o.name, "converted", outcomes[o.name].size, p.model.set.files[0]) for p in plans for o in p.outputs
+    ]
+    for path in models.survey.others:
+        if path in configs or (path == README and readme is not None):
+            continue
+        stage.copy(models.root / path, path)
+        done.append(FileReport(path, "copied", stage.place(path).stat().st_size))
+    indexes = [(p.index, _index(p, outcomes)) for p in plans if p.index is not None]
+    done += [_write(stage, path, text.encode(), "index") for path, text in indexes]
+    done += [_write(stage, path, data, "dtype", mode_of=models.root / path) for path, data in configs.items()]
+    if readme is not None:
+        data = readme.text.encode("utf-8", errors="surrogateescape")
+        done.append(_write(stage, README, data, "model card", mode_of=models.root / README))
+    done += [FileReport(lo.path, "left out", None, lo.why) for lo in models.survey.left_out]
+    return done
+
+
+def _write(stage: Stage, name: str, data: bytes, why: str, *, mode_of: Path | None = None) -> FileReport:
+    stage.write(name, data, mode_of=mode_of)
+    return FileReport(name, "written", len(data), why)
+
+
+def _configs(models: Models, plans: Sequence[ModelPlan]) -> Iterator[tuple[str, bytes]]:
+    """The configs of converted components that say a dtype, with the one they have now."""
+    for made in plans:
+        path = os.fspath(PurePosixPath(made.model.set.where, CONFIG))
+        if path not in models.survey.others or made.request.components.get(made.model.name) == "keep":
+            continue
+        data = models.read(path)
+        changed = with_dtype(data.decode("utf-8"), made.request.policy.target).encode()
+        if changed != data:
+            yield path, changed
+
+
+def _index(made: ModelPlan, outcomes: Mapping[str, Outcome]) -> str:
+    assert made.index is not None
+    where = PurePosixPath(made.index).parent
+    items = {o.name: outcomes[o.name].plan.items for o in made.outputs}
+    weight_map = {
+        i.src.name: PurePosixPath(name).relative_to(where).as_posix() for name, held in items.items() for i in held
+    }
+    total = sum(i.nbytes for held in items.values() for i in held)
+    return index_json(made.model.set.index_metadata, total, weight_map)

@@ -1,0 +1,71 @@
+"""Where a converted model goes, and what may be in the way there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from ..dtypes import CASTABLE, DType
+from ..errors import InputError, OutputError
+from ..formats import format_for_suffix
+from ..paths import is_directory, is_taken, reason, same_file
+from .names import parse_index, parse_weight
+
+__all__ = ["directory_output", "require_replaceable", "single_output"]
+
+
+def single_output(output: str | os.PathLike[str] | None) -> Path | None:
+    """The output as a file, when its name is that of a checkpoint file; None when it is a directory."""
+    if output is None or os.fspath(output).endswith(("/", os.sep)) or is_directory(output):
+        return None
+    path = Path(output)
+    return path if format_for_suffix(path) is not None else None
+
+
+def directory_output(root: Path, to: DType, output: str | os.PathLike[str] | None) -> Path:
+    """The output directory, which need not exist; raises OutputError for a place it must not go to."""
+    final = _beside(root, to) if output is None else Path(output)
+    if final.name in ("", "..") or final.is_symlink():
+        final = final.resolve()
+    if not is_directory(final.parent):
+        raise OutputError("there is no such directory", path=final.parent, hint="make it first")
+    if same_file(root, final):
+        raise OutputError("is the input itself", path=final, hint="give another name with -o")
+    if any(same_file(final, above) for above in root.resolve().parents):
+        raise OutputError("the input lies in it", path=final, hint="give another name with -o")
+    if is_taken(final) and not is_directory(final):
+        raise OutputError("is a file, the output is a directory", path=final, hint="give another name with -o")
+    return final
+
+
+def _beside(root: Path, to: DType) -> Path:
+    """``DIR-bf16``; a dtype that the directory's name already says gives way."""
+    base = root if root.name not in ("", "..") else root.resolve()
+    stem, dash, said = base.name.rpartition("-")
+    if not (dash and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE)):
+        stem = base.name
+    if not stem:
+        raise OutputError("has no name to make the output's from", path=root, hint="give one with -o")
+    return base.with_name(f"{stem}-{to}")
+
+
+def require_replaceable(final: Path, names: Collection[str], *, force: bool) -> None:
+    """Raises OutputError when something is in the way: with ``force``, anything but an older form of this output.
+
+    ``names``: the files of the output, relative.  Weight files and their indexes may go too, as they must: what an
+    older run left of them would be loaded with the new ones.
+    """
+    if not is_taken(final) or not any(final.iterdir()):
+        return
+    if not force:
+        raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
+    try:
+        there = [p for p in final.rglob("*") if p.is_symlink() or not p.is_dir()]
+    except OSError as e:
+        raise InputError(f"cannot be read: {reason(e)}", path=final) from e
+    for path in there:
+        name = path.relative_to(final).as_posix()
+        if name not in names and parse_weight(path.name) is None and parse_index(path.name) is None:
+            hint = "move it away, or give another name with -o"
+            raise OutputError(f"holds {name!r}, which is not part of the output", path=final, hint=hint)

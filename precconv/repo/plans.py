@@ -1,0 +1,199 @@
+"""What becomes of a model directory's weights, decided from headers and configs: output files and their tensors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..checkpoint import Checkpoint
+from ..errors import RuleError, UsageError
+from ..formats import Format, format_named
+from ..plan import Item, Plan, make_plan
+from ..request import Request, plan_for
+from ..rules import Policy, Rule, suggest
+from .models import Model, Models
+from .sets import output_index, output_name
+from .shards import split
+
+__all__ = ["ModelPlan", "Output", "combined", "plan_models", "prefixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One file of an output's weights."""
+
+    name: str  #: relative, with ``/``
+    found: Checkpoint  #: what it is made from
+    plan: Plan  #: for the output's format
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What becomes of one checkpoint."""
+
+    model: Model
+    request: Request  #: with the component's own policy
+    fmt: Format
+    decided: Plan  #: whatever the output's format; offsets are those of the whole
+    plan: Plan  #: of all its outputs, with what their format asks for
+    outputs: tuple[Output, ...]
+    index: str | None  #: relative, with ``/``
+
+
+def plan_models(models: Models, request: Request) -> list[ModelPlan]:
+    """Decide for every checkpoint; raises RuleError, UsageError or OutputError for what cannot be done."""
+    _check_components(models, request)
+    requests = [_request_for(m, models.models, request) for m in models.models]
+    matched = _matched(models, requests, request)
+    return [_plan(m, r, matched) for m, r in zip(models.models, requests, strict=True)]
+
+
+def _check_components(models: Models, request: Request) -> None:
+    names = [m.name for m in models.models if m.name]
+    for name in request.components:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            known = ", ".join(names) or "none: there is one checkpoint"
+            hint = f"did you mean {close[0]!r}?" if close else f"components: {known}"
+            raise UsageError(f"there is no component {name!r}", path=models.root, hint=hint)
+
+
+def _request_for(model: Model, models: Sequence[Model], request: Request) -> Request:
+    """The request as it holds for one component: its target, and the rules that can be about it."""
+    policy = request.policy
+    rules = [r for rule in policy.rules if (r := _rule_for(rule, model, models)) is not None]
+    to = request.components.get(model.name, policy.target)
+    if to == "keep":
+        rules.append(Rule("*", "keep", "--component"))
+    policy = replace(policy, rules=tuple(rules), target=policy.target if to == "keep" else to)
+    return replace(request, policy=policy, shared=request.shared or ("drop" if model.is_transformers else "clone"))
+
+
+def _rule_for(rule: Rule, model: Model, models: Sequence[Model]) -> Rule | None:
+    """A rule that begins with a component's name and a slash is about the rest of the name, in that one alone."""
+    for other in sorted((m.name for m in models if m.name), key=len, reverse=True):
+        if rule.match.startswith(f"{other}/"):
+            return replace(rule, match=rule.match[len(other) + 1 :]) if other == model.name else None
+    return rule
+
+
+def _matched(models: Models, requests: Sequence[Request], request: Request) -> set[Rule]:
+    """The rules that match some tensor of some component; raises RuleError where one matches none."""
+    names = {m.name: [*(t.name for t in m.whole.infos), *m.whole.opaque] for m in models.models}
+    matched = {
+        rule
+        for m, r in zip(models.models, requests, strict=True)
+        for rule in r.policy.rules
+        if any(map(rule.matches, names[m.name]))
+    }
+    for rule in request.policy.rules:
+        parts = [p for m in models.models if (p := _rule_for(rule, m, models.models)) is not None]
+        if not any(p in matched for p in parts):
+            every = [prefixed(m.name, n, alone=len(names) == 1) for m in models.models for n in names[m.name]]
+            raise RuleError(f"{rule} matches no tensor", hint=suggest(rule, every))
+    return matched
+
+
+def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPlan:
+    whole, name = model.whole, model.set.files[0].rpartition("/")[2]
+    made = make_plan(
+        whole.infos,
+        whole.metadata,
+        request.policy,
+        config=model.config,
+        name=name,
+        others=tuple(whole.opaque),
+        matched_elsewhere=matched,
+    )
+    if not made.items:
+        raise UsageError("the rules drop every tensor", path=whole.file.path)
+    made = replace(made, notes=(*whole.notes, *made.notes))
+    fmt = whole.format if request.format == "same" else format_named(request.format)
+    groups = _by_shard(model, made, fmt, request) if request.shard_size is None else _by_size(model, made, fmt, request)
+    suffix = model.set.suffix if fmt is whole.format else (".bin" if fmt.name == "pt" else fmt.suffixes[0])
+    single = len(groups) == 1 and (request.shard_size is not None or model.set.is_single)
+    numbers: Iterable[int | None] = [None] if single else range(1, len(groups) + 1)
+    outputs = tuple(
+        Output(_file_name(model, suffix, request, number, None if single else len(groups)), found, plan)
+        for number, (found, plan) in zip(numbers, groups, strict=True)
+    )
+    index = None if single else output_index(model.set, suffix=suffix, variant=request.variant)
+    notes = tuple(dict.fromkeys(note for _, plan in groups for note in plan.notes))
+    done = replace(
+        made,
+        items=tuple(i for _, plan in groups for i in plan.items),
+        dropped=(*made.dropped, *(d for _, plan in groups for d in plan.dropped if d not in made.dropped)),
+        notes=tuple(dict.fromkeys((*made.notes, *notes))),
+    )
+    return ModelPlan(model, request, fmt, made, done, outputs, index)
+
+
+def _file_name(model: Model, suffix: str, request: Request, number: int | None, total: int | None) -> str:
+    return output_name(model.set, suffix=suffix, variant=request.variant, number=number, total=total)
+
+
+def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[tuple[Checkpoint, Plan]]:
+    """The same shards, but for those of which nothing is left."""
+    items, dropped = {i.src.name: i for i in made.items}, {i.src.name: i for i in made.dropped}
+    groups = []
+    for shard in model.shards:
+        mine = [_placed(items[t.name], t.offset) for t in shard.infos if t.name in items]
+        gone = [dropped[t.name] for t in shard.infos if t.name in dropped]
+        if mine:
+            part = _part(made, mine, gone, {**shard.metadata})
+            groups.append((shard, plan_for(part, shard, fmt, request)))
+    return groups
+
+
+def _by_size(model: Model, made: Plan, fmt: Format, request: Request) -> list[tuple[Checkpoint, Plan]]:
+    """Shards of at most ``shard_size`` bytes, whatever the source's are."""
+    assert request.shard_size is not None
+    whole = model.whole
+    if whole.left:
+        message = "a checkpoint that wraps its weights cannot be cut into shards"
+        hint = "take the weights alone: --weights model, or --select"
+        raise UsageError(message, path=whole.file.path, hint=hint)
+    found = replace(whole, source=replace(whole.source, is_part=True))
+    whole_plan = plan_for(made, found, fmt, request)
+    parts = split(whole_plan.items, [i.nbytes for i in whole_plan.items], request.shard_size)
+    return [
+        (found, _part(whole_plan, items, whole_plan.dropped if n == 0 else (), whole_plan.metadata))
+        for n, items in enumerate(parts)
+    ]
+
+
+def _placed(item: Item, offset: int) -> Item:
+    """The item as its own file has it: in the whole, offsets count on from shard to shard."""
+    return Item(item.src._replace(offset=offset), item.to, item.why)
+
+
+def _part(made: Plan, items: Sequence[Item], dropped: Sequence[Item], metadata: Mapping[str, str]) -> Plan:
+    return replace(made, items=tuple(items), dropped=tuple(dropped), metadata=metadata, notes=(), warnings=())
+
+
+def prefixed(component: str, tensor: str, *, alone: bool) -> str:
+    """A tensor's name in a report on several components."""
+    return tensor if alone or not component else f"{component}/{tensor}"
+
+
+def combined(policy: Policy, parts: Sequence[tuple[str, Plan]], notes: Iterable[str]) -> Plan:
+    """The plans of all components as one, tensors named after their component where there are several."""
+    alone = len(parts) == 1
+
+    def named(component: str, items: Iterable[Item]) -> Iterable[Item]:
+        if alone:
+            return items
+        return (Item(i.src._replace(name=prefixed(component, i.src.name, alone=alone)), i.to, i.why) for i in items)
+
+    def said(component: str, lines: Iterable[str]) -> Iterable[str]:
+        return lines if alone or not component else (f"{component}: {line}" for line in lines)
+
+    return Plan(
+        policy.target,
+        tuple(i for name, p in parts for i in named(name, p.items)),
+        tuple(i for name, p in parts for i in named(name, p.dropped)),
+        parts[0][1].metadata if alone else {},
+        tuple(dict.fromkeys((*notes, *(n for name, p in parts for n in said(name, p.notes))))),
+        tuple(w for name, p in parts for w in said(name, p.warnings)),
+    )
