@@ -8,6 +8,7 @@ Importing this is cheap: torch is imported when the first value is cast.
 
 from ._version import __version__ as __version__
 from .api import convert as convert
+from .api import inspect as inspect
 from .api import plan as plan
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
@@ -25,7 +26,6 @@ from .errors import UnknownFormatError as UnknownFormatError
 from .errors import UsageError as UsageError
 from .errors import VerificationError as VerificationError
 from .inspection import Inspection as Inspection
-from .inspection import inspect as inspect
 from .plan import Item as Item
 from .plan import Plan as Plan
 from .report import Report as Report

@@ -9,10 +9,12 @@ from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
 from .dtypes import DType
 from .errors import UsageError
+from .inspection import Inspection, inspect_file
 from .outputs import FormatChoice
 from .paths import is_directory
 from .plan import Plan
 from .repo.convert import convert_directory, plan_directory
+from .repo.inspection import inspect_directory
 from .report import Report
 from .request import Request, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
@@ -21,7 +23,7 @@ from .ties import SharedMode
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["convert", "plan"]
+__all__ = ["convert", "inspect", "plan"]
 
 
 def plan(
@@ -109,7 +111,8 @@ def convert(
     that matches a name wins.
     ``preset``, ``norms``, ``mixed``: what stays FP32 without a rule: what the architecture needs, normalisation
     layers, and the FP32 tensors of a source that is mostly 16-bit.
-    ``component``: other targets for some of a directory's checkpoints, or ``keep``: ``{"vae": "fp32"}``.
+    ``component``: other targets for some components of a pipeline, or ``keep``: ``{"vae": "fp32"}``; those of a
+    directory, or of a single file under the names they would have there.
     ``shard_size``: cut a directory's checkpoints anew, into files of at most this size (``5GB``).
     ``variant``, ``from_variant``: of the names of a directory's weight files, written and read.
     ``copy_all``: carry over also what is no part of the converted model, such as its weights in other formats.
@@ -139,10 +142,19 @@ def convert(
 def _of_file(request: Request, source: StrPath) -> Request:
     """The request for a single file; raises UsageError for options that are about directories."""
     given = {
-        "--component": request.components, "--shard-size": request.shard_size, "--variant": request.variant,
+        "--shard-size": request.shard_size, "--variant": request.variant,
         "--from-variant": request.from_variant, "--copy-all": request.copy_all,
     }  # fmt: skip
     for option, value in given.items():
         if value:
             raise UsageError(f"{option} is for model directories, this is a file", path=source)
     return replace(request, shared=request.shared or "clone")
+
+
+def inspect(source: StrPath, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
+    """What is in a checkpoint file or a model directory, from headers alone; torch is not imported.
+
+    ``weights``, ``select``: as in ``convert``.  Where they leave a choice, all weights are shown and a note says so.
+    Raises InputError for a source that cannot be used.
+    """
+    return (inspect_directory if is_directory(source) else inspect_file)(source, weights=weights, select=select)

@@ -15,7 +15,7 @@ from .errors import UsageError
 from .tensors import TensorInfo
 from .weights import Weights
 
-__all__ = ["DTypeTotal", "Inspection", "inspect"]
+__all__ = ["DTypeTotal", "Inspection", "inspect_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Inspection:
     tensors: tuple[TensorInfo, ...]
     notes: tuple[str, ...]
     structure: tuple[str, ...] = ()  #: what a torch checkpoint wraps its tensors in, a line each
+    files: tuple[str, ...] = ()  #: of a directory: the file of each tensor, relative
 
     def __iter__(self) -> Iterator[TensorInfo]:
         return iter(self.tensors)
@@ -73,13 +74,14 @@ class Inspection:
                     "shape": list(t.shape),
                     "bytes": t.nbytes,
                     "offset": t.offset,
+                    **({"file": self.files[n]} if self.files else {}),
                 }
-                for t in self.tensors
+                for n, t in enumerate(self.tensors)
             ],
         }
 
 
-def inspect(source: str | os.PathLike[str], *, weights: Weights = "auto", select: str | None = None) -> Inspection:
+def inspect_file(source: str | os.PathLike[str], *, weights: Weights = "auto", select: str | None = None) -> Inspection:
     """Read a checkpoint's header; raises InputError.  No tensor data is read and torch is not imported.
 
     ``weights``, ``select``: as in ``convert``.  Where they leave a choice, all weights are shown and a note says so.

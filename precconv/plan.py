@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from . import presets
 from .advice import advise
@@ -93,12 +93,13 @@ def make_plan(
     name: str = "",
     others: Sequence[str] = (),
     matched_elsewhere: Collection[Rule] = (),
+    targets: Sequence[tuple[tuple[str, ...], DType | Literal["keep"]]] = (),
 ) -> Plan:
     """Decide for every tensor of a checkpoint.
 
     ``config``: the model's ``config.json``, where there is one.  ``name``: what the source is called, for warnings.
     ``others``: names that rules may match too, of what is no plain tensor.  ``matched_elsewhere``: rules that need not
-    match here.
+    match here.  ``targets``: other targets for the tensors whose names begin in certain ways.
     Raises RuleError for a rule that matches no tensor, UsageError for a preset that does not exist.
     """
     known = infos if all(len(t.name) <= MAX_NAME for t in infos) else [t for t in infos if len(t.name) <= MAX_NAME]
@@ -107,13 +108,18 @@ def make_plan(
     quantized = find_quantized(known, config, metadata)
     facts = Facts(
         quantized,
-        presets.match(tables, known, policy.target, keys) if tables else {},
+        {},
         find_norms(known) if policy.norms == "fp32" else frozenset(),
         policy.mixed == "keep" and _mostly_16_bit(infos, quantized),
     )
+    parts = [
+        (prefixes, part, replace(facts, presets=presets.match(tables, known, part.target, keys) if tables else {}))
+        for prefixes, part in _parts(policy, targets)
+    ]
     items, dropped = [], []
     for t in infos:
-        to, why = decide(t, policy, facts)
+        _, part, known_of_it = next(p for p in parts if t.name.startswith(p[0])) if len(parts) > 1 else parts[0]
+        to, why = decide(t, part, known_of_it)
         if to is None:
             dropped.append(Item(t, t.dtype, why))
         else:
@@ -121,6 +127,20 @@ def make_plan(
     notes = [*_check_rules(infos, policy, others, matched_elsewhere), *_mixed_note(items)]
     warnings = advise(infos, config, policy.target, name, tables)
     return Plan(policy.target, tuple(items), tuple(dropped), {**metadata}, tuple(notes), tuple(warnings))
+
+
+def _parts(
+    policy: Policy, targets: Sequence[tuple[tuple[str, ...], DType | Literal["keep"]]]
+) -> list[tuple[tuple[str, ...], Policy]]:
+    """The policy for tensors whose names begin in certain ways, and last that for all others."""
+    parts = []
+    for prefixes, to in targets:
+        if to == "keep":
+            part = replace(policy, rules=(*policy.rules, Rule("*", "keep", "--component")))
+        else:
+            part = replace(policy, target=to)
+        parts.append((prefixes, part))
+    return [*parts, (("",), policy)]
 
 
 def _tables(

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from .checkpoint import Checkpoint
 from .checks import Limits, OnNonfinite, OnOverflow
+from .components import find_components
 from .configs import config_beside
 from .dtypes import DType, target
 from .errors import InputError, OutputError, UsageError
@@ -65,11 +66,17 @@ class Request:
             "select": self.select,
             "strip_wrappers": self.strip_wrappers,
             "shared": self.shared,
+            **({"components": {name: str(to) for name, to in self.components.items()}} if self.components else {}),
+        }
+
+    def repo_options(self) -> dict[str, Any]:
+        """The same for a model directory."""
+        return {
+            **self.options(),
             "format": self.format,
             "shard_size": self.shard_size,
             "variant": self.variant,
             "from_variant": self.from_variant,
-            "components": {name: str(to) for name, to in self.components.items()},
             "copy_all": self.copy_all,
         }
 
@@ -161,11 +168,29 @@ def plan_of(found: Checkpoint, request: Request) -> Plan:
     require_tensors(found)
     config, notes = config_beside(path)
     made = make_plan(
-        found.infos, {**found.metadata}, request.policy, config=config, name=path.name, others=tuple(found.opaque)
+        found.infos,
+        {**found.metadata},
+        request.policy,
+        config=config,
+        name=path.name,
+        others=tuple(found.opaque),
+        targets=_targets(found, request),
     )
     if not made.items:
         raise UsageError("the rules drop every tensor", path=path)
     return replace(made, notes=(*found.notes, *notes, *made.notes))
+
+
+def _targets(found: Checkpoint, request: Request) -> list[tuple[tuple[str, ...], DType | Literal["keep"]]]:
+    """What ``--component`` asks for, by how names begin; raises UsageError for a component that is not there."""
+    if not request.components:
+        return []
+    known = find_components([t.name for t in found.infos])
+    for name in request.components:
+        if name not in known:
+            there = f"components: {', '.join(known)}" if known else "it is no single file of a pipeline: use --rule"
+            raise UsageError(f"there is no component {name!r} in it", path=found.file.path, hint=there)
+    return [(known[name].prefixes, to) for name, to in request.components.items()]
 
 
 def require_tensors(found: Checkpoint) -> None:

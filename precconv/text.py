@@ -146,6 +146,12 @@ def report(done: Report, *, verbose: bool) -> str:
         ),
         *_groups(done.plan),
     ]
+    copied = sum(f.action == "copied" for f in done.files)
+    written = [printable(f.path) for f in done.files if f.action == "written"]
+    if copied or written:
+        lines.append(
+            f"  {count(copied, 'other file')} copied" + (f"; rewritten: {', '.join(written)}" if written else "")
+        )
     if verbose:
         lines += ["", *_tensors(done.plan.items)]
     return "\n".join(lines)

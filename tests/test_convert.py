@@ -434,7 +434,8 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
     assert data == json.loads(done.to_json()) == json.loads(json.dumps(done.to_dict()))
     assert data.keys() == {
         "schema", "tool", "source", "output", "ok", "options", "source_bytes", "output_bytes", "verified_bytes",
-        "seconds", "totals", "to", "metadata", "notes", "warnings", "groups", "dropped", "findings", "tensors",
+        "seconds", "totals", "to", "metadata", "notes", "warnings", "groups", "dropped", "findings", "files",
+        "tensors",
     }  # fmt: skip
     assert data["schema"] == SCHEMA == 1
     assert data["tool"].startswith("precconv ")

@@ -22,7 +22,7 @@ from .processes import HANG, ROOT, environment
 PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "bulk", "names", "norm_tables"),
+    ("errors", "_version", "bulk", "names", "norm_tables", "components"),
     ("dtypes", "stats", "paths", "sizes"),
     ("tensors", "fileio", "configs"),
     ("formats", "cast", "norms", "rules", "presets", "quantized"),

@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from .. import text
+from ..api import inspect as run_inspect
 from ..api import plan as run_plan
-from ..inspection import inspect as run_inspect
 from ..weights import Weights
 from .base import reported
 from .convert import print_plan

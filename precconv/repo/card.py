@@ -30,7 +30,7 @@ _WIDEST = 500  #: characters of one quoted text
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?", re.ASCII)
 #: What Markdown reads in a line, or at its start; tables are cut at bars before anything else is read.
-_SPECIAL = re.compile(r"[\\`*_\[\]~$@]|:(?=//)|\A[-+=#]")
+_SPECIAL = re.compile(r"[\\`*_\[\]~$]|:(?=//)|\A[-+=#]")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"})
 
 
@@ -146,9 +146,9 @@ def _total(kept: Sequence[Kept]) -> int:
 
 
 def _code(text: str) -> str:
-    """As code; the plain way of Markdown cannot quote a backtick, a bar in a table or a marker of ours."""
+    """As code; between backticks nothing can be escaped, not a backtick and not a marker of ours."""
     text = _clipped(printable(text))
-    if text.strip() == text and not set("`|<>&\\") & set(text):
+    if not set("`<\\") & set(text):
         return f"`{text}`"
     return f"<code>{_escaped(text)}</code>"
 

@@ -205,8 +205,7 @@ def _carried_out(plans: Sequence[ModelPlan], outcomes: Mapping[str, Outcome]) ->
 
 
 def _combined(models: Models, plans: Sequence[ModelPlan], request: Request) -> Plan:
-    left = [f"left out: {lo.path} ({lo.why})" for lo in models.survey.left_out]
-    return combined(request.policy, [(p.model.name, p.plan) for p in plans], [*models.notes, *left])
+    return combined(request.policy, [(p.model.name, p.plan) for p in plans], [*models.notes, *models.left_out()])
 
 
 def _report(job: _Job, outcomes: Mapping[str, Outcome], files: Sequence[FileReport], *, published: bool) -> Report:
@@ -216,7 +215,7 @@ def _report(job: _Job, outcomes: Mapping[str, Outcome], files: Sequence[FileRepo
         plan=_combined(job.models, _carried_out(job.plans, outcomes), job.request),
         seen=dict(_stats(job, outcomes)),
         findings=tuple(_findings(job, outcomes)),
-        options=job.request.options(),
+        options=job.request.repo_options(),
         source_bytes=sum(m.whole.file.size for m in job.models.models),
         output_bytes=sum(outcomes[o.name].size if o.name in outcomes else t.layout.size for _, o, t in job.tasks),
         verified_bytes=sum(o.verified for o in outcomes.values()),

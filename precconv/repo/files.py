@@ -33,8 +33,7 @@ def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) ->
     said = {
         "version": __version__,
         "source": [[p, s.st_size, s.st_mtime_ns] for p, s in zip(sources, stats, strict=True)],
-        "options": request.options(),
-        "components": {name: str(to) for name, to in sorted(request.components.items())},
+        "options": request.repo_options(),
         "measured": request.report is not None,
         "outputs": [[o.name, len(o.plan.items)] for p in plans for o in p.outputs],
         "plan": [[i.src.name, i.to.name, i.why] for p in plans for i in p.plan.items],

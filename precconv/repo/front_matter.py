@@ -50,12 +50,9 @@ def _with_keys(block: str, keys: Mapping[str, str], eol: str) -> str | None:
     if read is None:
         return None
     root, data = read
-    meant = {**data, **keys}
-    if meant == data:
-        return block
-    wanted = _dump(meant, eol)
-    edited = _edited(block, root, dict(keys), eol)
-    again = None if edited is None else _read(edited + eol)
+    wanted = _dump({**data, **keys}, eol)
+    edited = _edited(block, root, {k: v for k, v in keys.items() if data.get(k) != v}, eol)
+    again = _read(edited + eol)
     # Compared as text, where NaN is NaN and what is shared is seen once, however often it is named.
     return edited if again is not None and _dump(again[1], eol) == wanted else wanted.removesuffix(eol)
 
@@ -73,10 +70,11 @@ def _read(block: str) -> tuple[yaml.MappingNode | None, dict[Any, Any]] | None:
             return None, {}
         if not isinstance(root, yaml.MappingNode) or _merges(root):
             return None
-        return root, loader.construct_document(root)
+        data = loader.construct_document(root)
     # The library lets through what its constructors stumble over: a month 13, an integer without digits.
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError):
         return None
+    return (root, data) if isinstance(data, dict) else None  # a set is a mapping too
 
 
 def _merges(root: yaml.Node) -> bool:
@@ -95,10 +93,9 @@ def _merges(root: yaml.Node) -> bool:
     return False
 
 
-def _edited(block: str, root: yaml.MappingNode | None, keys: Mapping[str, str], eol: str) -> str | None:
+def _edited(block: str, root: yaml.MappingNode | None, keys: Mapping[str, str], eol: str) -> str:
     """The block with a line for each key, in place of its own where there is one; not yet proved."""
-    pairs = root.value if root else []
-    present = {key.value: (key, value) for key, value in pairs if isinstance(key.value, str)}
+    present = {key.value: (key, value) for key, value in (root.value if root else ())}
     cuts = []
     for key, value in keys.items():
         line = _dump({key: value}, eol).removesuffix(eol)
@@ -109,8 +106,6 @@ def _edited(block: str, root: yaml.MappingNode | None, keys: Mapping[str, str], 
             cuts.append((len(block), len(block), eol + line if block else line))
     pieces, done = [], 0
     for start, end, line in sorted(cuts, key=lambda cut: cut[0]):
-        if not done <= start <= end:  # an alias: its node stands elsewhere
-            return None
         pieces += [block[done:start], line]
         done = end
     return "".join([*pieces, block[done:]])

@@ -22,7 +22,7 @@ from .survey import survey
 __all__ = ["Model", "Models", "open_models"]
 
 CONFIG = "config.json"
-_LISTED = 5  #: tensors named one by one
+_LISTED = 5  #: names shown one by one
 #: Bytes of a small file; who reads it refuses as many.
 _LARGEST = (100 << 20) + 1
 
@@ -59,6 +59,13 @@ class Models:
     def read(self, path: str) -> bytes:
         """A small file of the directory."""
         return _read(self.root / path)
+
+    def left_out(self) -> list[str]:
+        """A note a reason on the files that are neither converted nor carried over."""
+        paths: dict[str, list[str]] = {}
+        for file in self.survey.left_out:
+            paths.setdefault(file.why, []).append(file.path)
+        return [f"left out, {why}: {_listed(held)}" for why, held in paths.items()]
 
 
 @contextmanager
@@ -146,8 +153,11 @@ def _check_index(weights: WeightSet, shards: Sequence[Checkpoint], root: Path, r
     extra = [name for name in where if canonical(name) not in named]
     if not extra:
         return []
-    shown = ", ".join(map(repr, extra[:_LISTED])) + (f" and {len(extra) - _LISTED} more" if extra[_LISTED:] else "")
-    return [f"not in {weights.index}, but in its shards, and so in the output: {shown}"]
+    return [f"not in {weights.index}, but in its shards, and so in the output: {_listed(extra)}"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if names[_LISTED:] else "")
 
 
 def _config(root: Path, where: str) -> dict[str, Any] | None:
