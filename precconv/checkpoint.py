@@ -77,7 +77,7 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SourceFile,
     *,
     weights: Weights = "auto",
     select: str | None = None,
@@ -88,9 +88,12 @@ def open_checkpoint(
     ``weights``, ``select``: which weights of a training checkpoint; ``select`` is a key path in a torch checkpoint.
     ``strip_wrappers``: take wrapper modules (``module.``, ``_orig_mod.``) out of the names.
 
+    An open file is taken over: it is closed with the checkpoint, and when there is none in it.
+
     Raises InputError for a file that cannot be used, UsageError where the choice is the user's.
     """
     reader = open_reader(path)
+    path = reader.file.path
     try:
         if isinstance(reader, TorchReader):
             found = _of_torch(reader, weights, select)

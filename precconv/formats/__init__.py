@@ -117,7 +117,7 @@ class Format:
     name: str  #: as ``--format`` has it
     suffixes: tuple[str, ...]
     sniff: Callable[[bytes], bool]  #: whether a file that starts so claims this format
-    open: Callable[[InputFile], Reader]  #: raises UnknownFormatError or CorruptCheckpointError
+    open: Callable[[SourceFile], Reader]  #: raises UnknownFormatError or CorruptCheckpointError
     layout: Callable[[Source, Sequence[TensorInfo], Sequence[DType], Mapping[str, str], str], Layout]
     """Source, tensors, their new dtypes, metadata and the output's name to the bytes of the output; pure."""
     check: Callable[[Path, Layout, Sequence[TensorInfo], Sequence[DType]], None]
@@ -138,7 +138,7 @@ def format_named(name: str) -> Format:
     return next(f for f in formats() if f.name == name)
 
 
-def detect(file: InputFile) -> Format:
+def detect(file: SourceFile) -> Format:
     """The format a file is in, by its content and never by its name; raises UnknownFormatError saying what it is."""
     head = file.read(0, min(_HEAD, file.size))
     if not head:
@@ -153,17 +153,20 @@ def detect(file: InputFile) -> Format:
     raise UnknownFormatError(f"not a checkpoint precconv can read (formats: {known})", path=file.path)
 
 
-def open_reader(path: str | os.PathLike[str]) -> Reader:
+def open_reader(path: str | os.PathLike[str] | SourceFile) -> Reader:
     """Open a checkpoint file and read its header, not its data.  Close ``.file`` when done."""
-    path = Path(path)
-    if is_directory(path):
-        impostor = directory_impostor(path)
-        if impostor is not None:
-            raise impostor.error(path)
-        raise InputError("is a directory, not a checkpoint file", path=path, hint="name a file in it")
-    file = InputFile(path)
+    file = _opened(Path(path)) if isinstance(path, (str, os.PathLike)) else path
     try:
         return detect(file).open(file)
     except BaseException:
         file.close()
         raise
+
+
+def _opened(path: Path) -> InputFile:
+    if is_directory(path):
+        impostor = directory_impostor(path)
+        if impostor is not None:
+            raise impostor.error(path)
+        raise InputError("is a directory, not a checkpoint file", path=path, hint="name a file in it")
+    return InputFile(path)

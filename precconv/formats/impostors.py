@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precconv.errors import UnknownFormatError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .zip_index import read_bytes
 
@@ -53,7 +53,7 @@ _TF_INDEX = bytes.fromhex("57fb808b247547db")  #: last bytes of a TensorFlow che
 _DOWNLOAD = "the download failed or needs a login; fetch the file itself"
 
 
-def file_impostor(source: InputFile) -> Impostor | None:
+def file_impostor(source: SourceFile) -> Impostor | None:
     """What a file that is neither safetensors nor torch's is, where its bytes tell."""
     if source.size == 0:
         return Impostor("an empty file", "download or copy it again")

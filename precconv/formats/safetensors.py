@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ..bulk import collector_paused
 from ..dtypes import DType, by_code
 from ..errors import CorruptCheckpointError, OutputError, VerificationError
-from ..fileio import InputFile
+from ..fileio import SourceFile
 from ..paths import library_path, reason
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
@@ -44,7 +44,7 @@ class _HeaderError(ValueError):
 class SafetensorsReader:
     """An open ``.safetensors`` file whose header is valid."""
 
-    file: InputFile
+    file: SourceFile
     metadata: Mapping[str, str]
     infos: Sequence[TensorInfo]  #: by offset
     notes: Sequence[str]
@@ -62,7 +62,7 @@ def sniff(head: bytes) -> bool:
     return head[8:10] in (b'{"', b"{}") or (plausible and head[8:9] in b"{" + _WHITESPACE)
 
 
-def open_file(file: InputFile) -> SafetensorsReader:
+def open_file(file: SourceFile) -> SafetensorsReader:
     """Read and validate the header; raises CorruptCheckpointError naming the broken rule."""
     (length,) = struct.unpack("<Q", file.read(0, 8))
     if length > MAX_HEADER:
@@ -84,7 +84,7 @@ def open_file(file: InputFile) -> SafetensorsReader:
     return SafetensorsReader(file, metadata, infos, notes)
 
 
-def _truncated(file: InputFile, why: str) -> NoReturn:
+def _truncated(file: SourceFile, why: str) -> NoReturn:
     raise CorruptCheckpointError(f"truncated: {why}", path=file.path, hint="fetch or copy the file again")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..dtypes import DType
 from ..errors import OutputError, VerificationError
-from ..fileio import InputFile
+from ..fileio import InputFile, SourceFile
 from ..paths import library_path
 from ..tensors import TensorInfo
 from . import Format, Layout, Place, Source
@@ -32,7 +32,7 @@ __all__ = ["FORMAT", "TorchReader"]
 class TorchReader:
     """An open torch checkpoint, indexed."""
 
-    file: InputFile
+    file: SourceFile
     index: TorchFile
 
     @property
@@ -48,7 +48,7 @@ class TorchReader:
         return ()
 
 
-def open_file(file: InputFile) -> TorchReader:
+def open_file(file: SourceFile) -> TorchReader:
     """Index a checkpoint of any of torch's forms, or say what the file is instead."""
     return TorchReader(file, open_torch(file))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile, SourceFile
+from precconv.fileio import SourceFile
 
 from .opstream import OpStream
 from .pickled import Pickle, StorageRef
@@ -76,7 +76,7 @@ def swap_width(ref: TensorRef) -> int:
     return ref.itemsize // 2 if ref.dtype.kind == "complex" else ref.itemsize
 
 
-def stream_of(source: InputFile, start: int = 0, size: int | None = None) -> OpStream:
+def stream_of(source: SourceFile, start: int = 0, size: int | None = None) -> OpStream:
     """Pickles of a file from ``start``, without reading past ``size`` bytes."""
     end = source.size if size is None else start + size
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .pickled import text
 from .torch_file import Extent, TorchFile, stream_of
@@ -31,7 +31,7 @@ def is_legacy(head: bytes) -> bool:
     return MAGIC.to_bytes(10, "little") in head[:32] or str(MAGIC).encode() in head[:32]
 
 
-def open_legacy(source: InputFile) -> TorchFile:
+def open_legacy(source: SourceFile) -> TorchFile:
     """Index a legacy checkpoint; raises CorruptCheckpointError."""
     stream = stream_of(source)
     for wanted, what in ((MAGIC, "magic number"), (VERSION, "protocol version")):
@@ -51,7 +51,7 @@ def open_legacy(source: InputFile) -> TorchFile:
     return file
 
 
-def _extents(source: InputFile, storages: Storages, keys: list[object], at: int) -> dict[str, Extent]:
+def _extents(source: SourceFile, storages: Storages, keys: list[object], at: int) -> dict[str, Extent]:
     sizes: dict[str, int] = {}
     for ref in storages.refs.values():
         sizes.setdefault(ref.key, ref.itemsize)  # the first reference says what the numbers count
@@ -70,7 +70,7 @@ def _extents(source: InputFile, storages: Storages, keys: list[object], at: int)
     return extents
 
 
-def _numel(source: InputFile, at: int, *, left: int) -> int:
+def _numel(source: SourceFile, at: int, *, left: int) -> int:
     if at + 8 > source.size:
         raise _truncated(source, at + 8, left=left)
     numel = int(struct.unpack("<q", read_bytes(source, at, 8))[0])
@@ -79,7 +79,7 @@ def _numel(source: InputFile, at: int, *, left: int) -> int:
     return numel
 
 
-def _truncated(source: InputFile, need: int, *, left: int) -> CorruptCheckpointError:
+def _truncated(source: SourceFile, need: int, *, left: int) -> CorruptCheckpointError:
     more = f" and {left} more storages follow" if left else ""
     message = f"truncated: at least {need} bytes are promised{more}, the file has {source.size}"
     return CorruptCheckpointError(message, path=source.path, hint="download or copy the file again")

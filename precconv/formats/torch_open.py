@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from precconv.errors import CorruptCheckpointError, InputError, PrecconvError, UnknownFormatError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .impostors import DCP, HEAD, Impostor, file_impostor, zip_impostor
 from .pickled import Global, Pickle, Placeholder, class_of
@@ -28,7 +28,7 @@ def is_torch(head: bytes) -> bool:
     return head.startswith(_ZIP) or is_legacy(head) or is_tar(head) or head.startswith(b"\x80")
 
 
-def open_torch(source: InputFile) -> TorchFile:
+def open_torch(source: SourceFile) -> TorchFile:
     """Index a torch checkpoint of any form.
 
     Raises UnknownFormatError for what is none, or none with its weights in it, and CorruptCheckpointError for
@@ -44,7 +44,7 @@ def open_torch(source: InputFile) -> TorchFile:
     return file
 
 
-def _open(source: InputFile, head: bytes) -> TorchFile:
+def _open(source: SourceFile, head: bytes) -> TorchFile:
     if head.startswith(_ZIP):
         return _open_zip(source)
     if is_legacy(head):
@@ -65,7 +65,7 @@ def _open(source: InputFile, head: bytes) -> TorchFile:
     raise found.error(source.path)
 
 
-def _open_zip(source: InputFile) -> TorchFile:
+def _open_zip(source: SourceFile) -> TorchFile:
     try:
         records = read_records(source)
     except CorruptCheckpointError as error:
@@ -79,7 +79,7 @@ def _open_zip(source: InputFile) -> TorchFile:
     return open_zip(source, records)
 
 
-def _truncated(source: InputFile) -> InputError:
+def _truncated(source: SourceFile) -> InputError:
     """A zip archive whose end is missing: how much is, its pickle can tell, which comes first."""
     need = _promised(source)
     promise = f" of at least {need}" if need > source.size else ""
@@ -90,7 +90,7 @@ def _truncated(source: InputFile) -> InputError:
     )
 
 
-def _promised(source: InputFile) -> int:
+def _promised(source: SourceFile) -> int:
     """Bytes the file must have at least by what its first record, ``data.pkl``, refers to; 0 if unknown."""
     if source.size < 30:
         return 0
@@ -111,7 +111,7 @@ def _promised(source: InputFile) -> int:
     return stream.tell() + sum(sizes.values())
 
 
-def _plain_pickle(source: InputFile) -> Impostor:
+def _plain_pickle(source: SourceFile) -> Impostor:
     """A pickle that torch.save did not write."""
     pickle: Pickle = unpickle(stream_of(source))
     root = pickle.root

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .opstream import OpStream
 from .pickled import Global, Persistent, Placeholder, StorageRef, text
@@ -37,7 +37,7 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def tar_members(source: InputFile) -> dict[str, tuple[int, int]]:
+def tar_members(source: SourceFile) -> dict[str, tuple[int, int]]:
     """Offset and size of each regular file in a tar archive; raises CorruptCheckpointError."""
     members: dict[str, tuple[int, int]] = {}
     at = 0
@@ -59,7 +59,7 @@ def tar_members(source: InputFile) -> dict[str, tuple[int, int]]:
     return members
 
 
-def open_tar(source: InputFile, members: Mapping[str, tuple[int, int]] | None = None) -> TorchFile:
+def open_tar(source: SourceFile, members: Mapping[str, tuple[int, int]] | None = None) -> TorchFile:
     """Index a tar checkpoint; raises CorruptCheckpointError, also for a tar archive of something else."""
     found = tar_members(source) if members is None else members
     missing = [name for name in ("storages", "tensors", "pickle") if name not in found]
@@ -79,25 +79,25 @@ def open_tar(source: InputFile, members: Mapping[str, tuple[int, int]] | None = 
     return TorchFile(source, "tar", pickle, extents)
 
 
-def _corrupt(source: InputFile, message: str) -> CorruptCheckpointError:
+def _corrupt(source: SourceFile, message: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"damaged tar archive: {message}", path=source.path)
 
 
-def _count(source: InputFile, stream: OpStream) -> int:
+def _count(source: SourceFile, stream: OpStream) -> int:
     count = unpickle(stream).root
     if type(count) is not int or count < 0:
         raise _corrupt(source, "a number of entries is missing")
     return count
 
 
-def _triple(source: InputFile, stream: OpStream) -> tuple[int, object, object]:
+def _triple(source: SourceFile, stream: OpStream) -> tuple[int, object, object]:
     entry = unpickle(stream).root
     if not isinstance(entry, tuple) or len(entry) != 3 or type(entry[0]) is not int:
         raise _corrupt(source, "an entry is not (key, ..., type)")
     return entry
 
 
-def _storages(source: InputFile, stream: OpStream) -> tuple[dict[int, StorageRef], dict[str, Extent]]:
+def _storages(source: SourceFile, stream: OpStream) -> tuple[dict[int, StorageRef], dict[str, Extent]]:
     types = Storages(str(source.path))
     refs: dict[int, StorageRef] = {}
     extents: dict[str, Extent] = {}
@@ -119,7 +119,7 @@ def _storages(source: InputFile, stream: OpStream) -> tuple[dict[int, StorageRef
     return refs, extents
 
 
-def _add_view(source: InputFile, refs: dict[int, StorageRef], view: object) -> None:
+def _add_view(source: SourceFile, refs: dict[int, StorageRef], view: object) -> None:
     if not isinstance(view, tuple) or len(view) != 4 or not all(type(v) is int for v in view):
         raise _corrupt(source, "a storage view is not four numbers")
     key, root_key, offset, numel = view
@@ -129,7 +129,7 @@ def _add_view(source: InputFile, refs: dict[int, StorageRef], view: object) -> N
     refs[key] = StorageRef(root.key, root.type, root.dtype, numel, root.location, root.start + offset)
 
 
-def _tensors(source: InputFile, stream: OpStream, storages: Mapping[int, StorageRef]) -> dict[int, Placeholder]:
+def _tensors(source: SourceFile, stream: OpStream, storages: Mapping[int, StorageRef]) -> dict[int, Placeholder]:
     tensors: dict[int, Placeholder] = {}
     for _ in range(_count(source, stream)):
         key, storage_key, _ = _triple(source, stream)

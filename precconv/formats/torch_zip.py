@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile
+from precconv.fileio import SourceFile
 
 from .opstream import OpStream
 from .torch_file import Extent, TorchFile, stream_of
@@ -26,7 +26,7 @@ _MAX_PICKLE = 1 << 30  #: bytes of a deflated ``data.pkl``; stored ones are read
 _MAX_NOTE = 64  #: bytes of the records that hold one word
 
 
-def open_zip(source: InputFile, records: Mapping[str, Record] | None = None) -> TorchFile:
+def open_zip(source: SourceFile, records: Mapping[str, Record] | None = None) -> TorchFile:
     """Index a zip checkpoint; raises CorruptCheckpointError, also for a zip archive of something else."""
     found = read_records(source) if records is None else records
     root = find_root(found)
@@ -54,13 +54,13 @@ def find_root(names: Mapping[str, Record]) -> str | None:
     return min(found, key=lambda root: root.count("/"), default=None)
 
 
-def _pickle_stream(source: InputFile, record: Record) -> OpStream:
+def _pickle_stream(source: SourceFile, record: Record) -> OpStream:
     if record.method == "stored":
         return stream_of(source, record.offset, record.size)
     return OpStream.of(_inflated(source, record, _MAX_PICKLE), where=str(source.path))
 
 
-def _inflated(source: InputFile, record: Record, limit: int) -> bytes:
+def _inflated(source: SourceFile, record: Record, limit: int) -> bytes:
     """A small record's bytes."""
     if record.size > limit or record.packed > limit:
         message = f"record {record.name!r} would take {record.size} bytes, at most {limit} are right"
@@ -79,7 +79,7 @@ def _inflated(source: InputFile, record: Record, limit: int) -> bytes:
     return data
 
 
-def _byte_order(source: InputFile, record: Record | None) -> Literal["little", "big"]:
+def _byte_order(source: SourceFile, record: Record | None) -> Literal["little", "big"]:
     """Of the machine that wrote the file; torch takes files that don't say for little-endian."""
     said = b"little" if record is None else _inflated(source, record, _MAX_NOTE)
     if said == b"little":

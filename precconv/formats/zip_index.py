@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
-from precconv.fileio import InputFile, SourceFile
+from precconv.fileio import SourceFile
 
 __all__ = ["Record", "read_bytes", "read_records"]
 
@@ -58,11 +58,11 @@ def read_bytes(source: SourceFile, offset: int, size: int) -> bytes:
     return bytes(buffer)
 
 
-def _corrupt(source: InputFile, message: str) -> CorruptCheckpointError:
+def _corrupt(source: SourceFile, message: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"damaged zip archive: {message}", path=source.path)
 
 
-def read_records(source: InputFile) -> dict[str, Record]:
+def read_records(source: SourceFile) -> dict[str, Record]:
     """The records by name, in the order of the directory; directories are left out.
 
     Raises CorruptCheckpointError.
@@ -89,7 +89,7 @@ def read_records(source: InputFile) -> dict[str, Record]:
 class _Headers:
     """Reads local headers in ascending order, small records' several at a time."""
 
-    def __init__(self, source: InputFile) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self.source = source
         self._start = 0
         self._data = b""
@@ -106,7 +106,7 @@ def _shown(name: bytes) -> str:
     return repr(name.decode("utf-8", "replace"))
 
 
-def _name(source: InputFile, raw: bytes) -> str:
+def _name(source: SourceFile, raw: bytes) -> str:
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -116,7 +116,7 @@ def _name(source: InputFile, raw: bytes) -> str:
     return name
 
 
-def _directory(source: InputFile) -> tuple[int, int, int]:
+def _directory(source: SourceFile) -> tuple[int, int, int]:
     """Offset, size and number of records of the central directory."""
     tail_start = max(0, source.size - _END.size - 0xFFFF - _LOCATOR.size)
     tail = read_bytes(source, tail_start, source.size - tail_start)
@@ -143,7 +143,7 @@ def _directory(source: InputFile) -> tuple[int, int, int]:
     return start, size, count
 
 
-def _directory64(source: InputFile, end: int) -> tuple[int, int, int, int, int, int]:
+def _directory64(source: SourceFile, end: int) -> tuple[int, int, int, int, int, int]:
     if end + _END64.size > source.size:
         raise _corrupt(source, "its zip64 end lies beyond the file")
     fields = _END64.unpack(read_bytes(source, end, _END64.size))
@@ -153,7 +153,7 @@ def _directory64(source: InputFile, end: int) -> tuple[int, int, int, int, int, 
     return disk, first, here, count, size, start
 
 
-def _entries(source: InputFile, directory: bytes) -> Iterator[_Entry]:
+def _entries(source: SourceFile, directory: bytes) -> Iterator[_Entry]:
     at = 0
     while at < len(directory):
         if len(directory) - at < _ENTRY.size or not directory.startswith(b"PK\x01\x02", at):
@@ -168,7 +168,7 @@ def _entries(source: InputFile, directory: bytes) -> Iterator[_Entry]:
         yield _Entry(name, header, packed, size, method, flags, crc)
 
 
-def _zip64(source: InputFile, extra: bytes, fields: list[int]) -> list[int]:
+def _zip64(source: SourceFile, extra: bytes, fields: list[int]) -> list[int]:
     """Sizes and offset, those too large for 32 bits from the zip64 extra field, in its order."""
     if _MAX32 not in fields:
         return fields
@@ -210,7 +210,7 @@ def _locate(headers: _Headers, entry: _Entry, directory: int) -> Record:
     return Record(_name(source, entry.name), offset, entry.packed, entry.size, kind, entry.crc)
 
 
-def _check_kind(source: InputFile, entry: _Entry) -> None:
+def _check_kind(source: SourceFile, entry: _Entry) -> None:
     """Refuse what checkpoints have no use for."""
     if not entry.flags & 0x2041 and (entry.method == 8 or (entry.method == 0 and entry.packed == entry.size)):
         return

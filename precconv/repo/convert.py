@@ -32,6 +32,7 @@ from .models import Models, open_models
 from .outcomes import outcome_dict, outcome_of
 from .places import directory_output, require_replaceable, single_output
 from .plans import ModelPlan, Output, combined, plan_models, prefixed
+from .source import local_files
 from .stage import Stage, home_of, staged
 
 __all__ = ["convert_directory", "plan_directory"]
@@ -56,7 +57,7 @@ class _Job:
 def plan_directory(source: StrPath, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_directory`` with the same arguments would do, from headers and configs alone."""
     root, one = Path(source), single_output(output)
-    with open_models(root, request) as models, collector_paused():
+    with open_models(local_files(root), request) as models, collector_paused():
         if one is not None:
             made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one)
             return made
@@ -74,7 +75,7 @@ def convert_directory(
     if one is not None:
         return _convert_to_file(root, one, request, progress)
     final = directory_output(root, request.policy.target, output)
-    with open_models(root, request, skip=(final, home_of(final))) as models:
+    with open_models(local_files(root, skip=(final, home_of(final))), request) as models:
         started = time.perf_counter()
         plans = plan_models(models, request)
         require_replaceable(final, output_names(models, plans), force=request.force)
@@ -210,7 +211,7 @@ def _combined(models: Models, plans: Sequence[ModelPlan], request: Request) -> P
 
 def _report(job: _Job, outcomes: Mapping[str, Outcome], files: Sequence[FileReport], *, published: bool) -> Report:
     return Report(
-        source=os.fspath(job.models.root),
+        source=job.models.files.shown,
         output=os.fspath(job.final) if published else None,
         plan=_combined(job.models, _carried_out(job.plans, outcomes), job.request),
         seen=dict(_stats(job, outcomes)),
@@ -254,7 +255,7 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
 
 def _convert_to_file(root: Path, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
     request = replace(request, shared=request.shared or "clone")
-    with open_models(root, request) as models:
+    with open_models(local_files(root), request) as models:
         made, plan = _as_one(models, request, final)
         whole = plan.model.whole
         for path in plan.model.set.files:

@@ -56,7 +56,7 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
     """The source's card with what the conversion did; None where it has none."""
     if README not in models.survey.others:
         return None
-    repo, commit = _cached(models.root)
+    repo, commit = models.files.repo, models.files.commit
     to = request.policy.target
     cast = [i for i in plan.items if i.to is to and i.src.dtype is not to]
     kept = [Kept(g.why, g.to, g.tensors, g.nbytes) for g in plan.groups() if g.to is not to]
@@ -73,14 +73,6 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
         kept=kept,
     )
     return card(models.read(README).decode("utf-8", errors="surrogateescape"), facts)
-
-
-def _cached(root: Path) -> tuple[str | None, str | None]:
-    """Repo and commit of a snapshot in the Hub's cache: ``models--org--name/snapshots/COMMIT``."""
-    parts = root.resolve().parts
-    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
-        return "/".join(parts[-3].split("--")[1:]), parts[-1]
-    return None, None
 
 
 def _said(request: Request) -> str:

@@ -14,6 +14,7 @@ from ..rules import Policy
 from ..weights import Weights
 from .models import Models, open_models
 from .plans import prefixed
+from .source import local_files
 
 __all__ = ["inspect_directory"]
 
@@ -33,7 +34,7 @@ def inspect_directory(
 
 
 def _inspect(root: Path, request: Request, notes: tuple[str, ...]) -> Inspection:
-    with open_models(root, request) as found:
+    with open_models(local_files(root), request) as found:
         alone = len(found.models) == 1
         rows = [
             (t._replace(name=prefixed(m.name, t.name, alone=alone)), path)

@@ -15,16 +15,14 @@ from ..fileio import InputFile
 from ..formats.sharded import join
 from ..names import canonical
 from ..request import Request
-from .listing import list_directory
 from .sets import Survey, WeightSet
+from .source import Files
 from .survey import survey
 
 __all__ = ["Model", "Models", "open_models"]
 
 CONFIG = "config.json"
 _LISTED = 5  #: names shown one by one
-#: Bytes of a small file; who reads it refuses as many.
-_LARGEST = (100 << 20) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,19 @@ class Model:
 class Models:
     """A model directory: what every file of it is, and its checkpoints."""
 
-    root: Path
+    files: Files
     survey: Survey  #: files that turned out to be no checkpoints are among ``others``
     models: tuple[Model, ...]
     notes: tuple[str, ...]
 
+    @property
+    def root(self) -> Path:
+        """The directory; of a repo, what its files' names begin with in messages."""
+        return self.files.root
+
     def read(self, path: str) -> bytes:
-        """A small file of the directory."""
-        return _read(self.root / path)
+        """A small file of it."""
+        return self.files.read(path)
 
     def left_out(self) -> list[str]:
         """A note a reason on the files that are neither converted nor carried over."""
@@ -69,36 +72,36 @@ class Models:
 
 
 @contextmanager
-def open_models(root: Path, request: Request, *, skip: Sequence[Path] = ()) -> Iterator[Models]:
-    """Open every checkpoint below ``root`` and read the headers; no tensor data is read.
+def open_models(files: Files, request: Request) -> Iterator[Models]:
+    """Open every checkpoint of a model and read the headers; no tensor data is read.
 
-    ``skip``: files and directories that are no part of it, such as the output.
     Raises InputError for a directory without weights, for files that are missing, damaged or contradict an index.
     """
-    files = list_directory(root, skip=skip)
-    found = survey(
-        files, lambda p: _read(root / p), root=str(root), variant=request.from_variant, copy_all=request.copy_all
-    )
+    root = files.root
+    found = survey(files.paths, files.read, root=str(root), variant=request.from_variant, copy_all=request.copy_all)
     with ExitStack() as stack:
         models, others = [], list(found.others)
         for weights in found.sets:
-            opened = _open(root, weights, request, stack)
+            opened = _open(files, weights, request, stack)
             if opened is None:
                 others += weights.files
             else:
                 models.append(opened)
         if not models:
             raise InputError("there are no weights", path=root, hint="give the directory that the model was saved to")
-        yield Models(root, replace(found, others=tuple(sorted(others))), tuple(models), found.notes)
+        yield Models(files, replace(found, others=tuple(sorted(others))), tuple(models), found.notes)
 
 
-def _open(root: Path, weights: WeightSet, request: Request, stack: ExitStack) -> Model | None:
+def _open(files: Files, weights: WeightSet, request: Request, stack: ExitStack) -> Model | None:
     """None for a file of which only the suffix said that it is a checkpoint."""
-    shards = []
+    root, shards = files.root, []
     for path in weights.files:
         try:
             shard = open_checkpoint(
-                root / path, weights=request.weights, select=request.select, strip_wrappers=request.strip_wrappers
+                files.open(path),
+                weights=request.weights,
+                select=request.select,
+                strip_wrappers=request.strip_wrappers,
             )
         except UnknownFormatError:
             if weights.is_guess:
@@ -115,7 +118,7 @@ def _open(root: Path, weights: WeightSet, request: Request, stack: ExitStack) ->
     _require_distinct(weights, shards, root)
     notes = _check_index(weights, shards, root, request)
     whole = shards[0] if len(shards) == 1 else _joined(root / (weights.index or weights.where), shards)
-    return Model(weights, tuple(shards), replace(whole, notes=(*whole.notes, *notes)), _config(root, weights.where))
+    return Model(weights, tuple(shards), replace(whole, notes=(*whole.notes, *notes)), _config(files, weights.where))
 
 
 def _joined(path: Path, shards: Sequence[Checkpoint]) -> Checkpoint:
@@ -160,11 +163,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if names[_LISTED:] else "")
 
 
-def _config(root: Path, where: str) -> dict[str, Any] | None:
-    path = root / where / CONFIG
-    return read_config(_read(path), str(path)) if path.is_file() else None
-
-
-def _read(path: Path) -> bytes:
-    with InputFile(path) as file:
-        return file.read(0, min(file.size, _LARGEST))
+def _config(files: Files, where: str) -> dict[str, Any] | None:
+    path = f"{where}/{CONFIG}" if where else CONFIG
+    return read_config(files.read(path), str(files.root / path)) if path in files.paths else None
