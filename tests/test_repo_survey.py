@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from precconv.errors import CorruptCheckpointError, InputError, PrecconvError, UsageError
-from precconv.repo import (
-    LeftOut,
-    Survey,
-    WeightSet,
-    survey,
-)
+from precconv.repo import LeftOut, Survey, WeightSet, check_collisions, survey
 
 Json = Mapping[str, object]
 
@@ -177,13 +173,17 @@ def test_without_a_canonical_set_every_weight_file_is_one_and_some_are_guesses()
         "voices/a": ("voices/a.pt",),
         "voices/b": ("voices/b.pt",),
     }
-    assert {s.name for s in found.sets if not s.is_guess} == {"x"}
+    assert {s.name for s in found.sets if not s.is_guess} == {"x", "Y", "best"}
 
 
-def test_of_one_stem_in_several_formats_only_the_first_is_converted_also_where_no_library_looks_for_it() -> None:
-    found = look("sd15.safetensors", "sd15.ckpt", "other.ckpt", "other.pt")
-    assert converted(found) == {"sd15": ("sd15.safetensors",), "other": ("other.pt",)}
-    assert left(found)["sd15.ckpt"] == "the same weights in another format; sd15.safetensors is converted"
+def test_beside_safetensors_other_files_of_the_same_stem_are_left_out_also_where_no_library_looks_for_it() -> None:
+    found = look("sd15.safetensors", "sd15.ckpt", "vocab.bin", "vocab.pt")
+    assert converted(found) == {
+        "sd15": ("sd15.safetensors",),
+        "vocab.bin": ("vocab.bin",),  # nothing says that these two are one model
+        "vocab.pt": ("vocab.pt",),
+    }
+    assert left(found) == {"sd15.ckpt": "the same weights in another format; sd15.safetensors is converted"}
 
 
 def test_several_models_of_one_directory_are_several_sets() -> None:
@@ -208,6 +208,17 @@ def test_names_stay_unique_where_a_stem_is_called_as_a_directory() -> None:
         "vae": ("vae.safetensors",),
         "unet/model.safetensors": ("unet/model.safetensors",),
     }
+
+
+def test_shards_numbered_from_0_are_complete_too() -> None:
+    names = [f"pytorch_model-0000{n}-of-00002.bin" for n in (0, 1)]
+    assert converted(look(*names)) == {"": tuple(names)}
+
+
+def test_unreadable_weights_are_noted_where_everything_else_is_a_guess() -> None:
+    said = ("weights are there as GGUF, which cannot be read, and perhaps nowhere else",)
+    assert look("m.gguf", "imatrix.bin").notes == said
+    assert look("m.gguf", "sd.ckpt").notes == ()
 
 
 # Where other weights stand back
@@ -239,6 +250,11 @@ TRAINING = (
 )  # fmt: skip
 
 
+def test_suffixes_and_directories_count_in_any_case() -> None:
+    found = look("model.safetensors", "M.GGUF", "ONNX/x.bin", "Original/consolidated.00.pth")
+    assert set(left(found)) == {"M.GGUF", "ONNX/x.bin", "Original/consolidated.00.pth"}
+
+
 @pytest.mark.parametrize("copy_all", [False, True])
 def test_training_state_is_never_taken_for_weights(copy_all: bool) -> None:
     found = look("model.safetensors", "config.json", *TRAINING, copy_all=copy_all)
@@ -247,8 +263,9 @@ def test_training_state_is_never_taken_for_weights(copy_all: bool) -> None:
     assert set(left(found)) == (set() if copy_all else set(TRAINING))
 
 
-def test_a_file_called_latest_is_kept_where_no_training_state_is() -> None:
-    assert look("model.safetensors", "latest").others == ("latest",)
+def test_files_that_only_training_state_makes_suspect_are_kept_without_it() -> None:
+    assert look("model.safetensors", ".metadata", "latest").others == (".metadata", "latest")
+    assert set(left(look("model.safetensors", ".metadata", "0.distcp"))) == {".metadata", "0.distcp"}
 
 
 def test_checkpoints_of_a_run_that_saved_no_model_are_sets() -> None:
@@ -410,7 +427,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
     ),
     "a shard twice": (
         (*shards("model", 2), "model-000001-of-00002.safetensors"), {}, InputError,
-        "repo/model-000001-of-00002.safetensors: 2 shards without an index, some of them twice",
+        "repo/model-000001-of-00002.safetensors: 2 shards without an index, numbered twice or beyond their total",
+        "download the whole checkpoint",
+    ),
+    "a number beyond the total": (
+        ("model-00001-of-00001.safetensors", "model-00002-of-00001.safetensors"),
+        {},
+        InputError,
+        "repo/model-00001-of-00001.safetensors: 1 shards without an index, numbered twice or beyond their total",
         "download the whole checkpoint",
     ),
     "two complete numberings": (
@@ -443,6 +467,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
     ),
     "a path that leaves the directory": (
         (MODEL, "../x"), {}, InputError, "repo: the path '../x' leaves the directory", "rename the file",
+    ),
+    "a path that is too long": (
+        (MODEL, "x" * 5000),
+        {},
+        InputError,
+        f"repo: the path '{'x' * 200}…' is too long",
+        "rename the file",
     ),
     "an absolute path": (
         (MODEL, "/etc/passwd"), {}, InputError, "repo: the path '/etc/passwd' is absolute", "rename the file",
@@ -487,3 +518,54 @@ def test_what_cannot_be_converted_is_refused_with_what_is_there(case: str) -> No
     assert type(e.value) is kind
     assert str(e.value) == message
     assert e.value.hint == hint
+
+
+def test_training_state_that_an_index_calls_a_shard_is_refused() -> None:
+    path = "model.bin.index.json"
+    with pytest.raises(CorruptCheckpointError) as e:
+        look("optimizer.bin", json_files={path: index("optimizer.bin")})
+    assert str(e.value) == f"repo/{path}: its shard 'optimizer.bin' is optimizer state of a training run"
+    assert e.value.hint is None
+
+
+ONE = "are one name where case or Unicode forms do not count (macOS, Windows)"
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (("a", "a"), "out: 'a' would be written twice"),
+        (("a/b", "a"), "out: 'a' would be a file and a directory"),
+        (("A", "a/b"), f"out: 'A' and 'a' {ONE}"),
+        (("x/y/1", "X/y/2"), f"out: 'x/y' and 'X/y' {ONE}"),
+        (("x/stra\u00dfe", "x/STRASSE"), f"out: 'x/stra\u00dfe' and 'x/STRASSE' {ONE}"),
+    ],
+)
+def test_outputs_that_would_fall_onto_each_other_are_refused(paths: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as e:
+        check_collisions(paths, root="out")
+    assert str(e.value) == message
+    assert e.value.hint in ("rename one of them", "rename one of the two in the source")
+
+
+def test_outputs_that_are_all_different_pass() -> None:
+    check_collisions(["a/b", "a/c", "b/a", "d", "a/x/y"], root="out")
+
+
+LARGE: dict[str, list[str]] = {
+    "other files": [f"d{i % 100}/f{i}.txt" for i in range(30_000)],
+    "models": [f"d{i}/model.safetensors" for i in range(30_000)],
+    "single files in two formats": [f"f{i}{s}" for i in range(15_000) for s in (".safetensors", ".ckpt")],
+    "strays": ["model.safetensors", *(f"f{i}.pt" for i in range(30_000))],
+    "numberings": ["model.safetensors", *(f"model-00001-of-{i:06d}.safetensors" for i in range(2, 30_000))],
+    "checkpoints": ["model.safetensors", *(f"checkpoint-{i}/model.safetensors" for i in range(30_000))],
+    "long names": [*(f"{i}{'é/' * 2000}x" for i in range(9)), "a-00000" * 500 + ".bin", ".index" * 600 + ".json"],
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_an_absurd_listing_takes_seconds(case: str) -> None:
+    start = time.process_time()
+    found = look("z/model.safetensors", *LARGE[case])
+    assert time.process_time() - start < 15  # comparing each file with each other one would take minutes
+    assert "z" in converted(found)

@@ -42,10 +42,9 @@ class Candidate:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the shards are number 1 to the total, each once."""
-        return self.total is None or (
-            self.numbers == set(range(1, len(self.files) + 1)) and len(self.files) == self.total
-        )
+        """Whether every shard is there once, numbered from 1 or, as some savers do, from 0."""
+        n = len(self.files)
+        return self.total is None or (n == self.total and self.numbers in (set(range(1, n + 1)), set(range(n))))
 
 
 def candidates(weights: Iterable[str], indexes: Iterable[str]) -> list[Candidate]:
@@ -82,10 +81,12 @@ def choose(found: Sequence[Candidate], *, variant: str | None, root: str, where:
 
     Raises UsageError where the variant is the user's choice, InputError where shards are missing or ambiguous.
     """
-    main = [c for c in found if c.index is not None or is_canonical(c.stem, c.suffix)] or found
+    main = [c for c in found if c.index is not None or is_canonical(c.stem, c.suffix)]
+    # vocab.bin and vocab.pt may be two things; beside vocab.safetensors they are not
+    one = {c.family for c in main or found if main or c.suffix == ".safetensors"}
     groups: dict[str, list[Candidate]] = {}
-    for c in main:
-        groups.setdefault(c.family, []).append(c)
+    for c in main or found:
+        groups.setdefault(c.family if c.family in one else f"{c.family}{c.suffix}", []).append(c)
     place = f"{root}/{where}" if where else root
     return [_of_one_model(group, variant=variant, place=place, root=root) for group in groups.values()]
 
@@ -140,7 +141,7 @@ def _without_index(same: Sequence[Candidate], root: str) -> Candidate:
     some = list(islice(absent, 101))  # a name can claim 999,999,999 shards
     what = f"not found: number {listed(map(str, some[:100]))}{' and more' if len(some) > 100 else ''}"
     raise InputError(
-        f"{short.total:,} shards without an index, {what if some else 'some of them twice'}",
+        f"{short.total:,} shards without an index, {what if some else 'numbered twice or beyond their total'}",
         path=f"{root}/{short.path}",
         hint="download the whole checkpoint",
     )

@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 
 from precconv.errors import CorruptCheckpointError, InputError
 
-__all__ = ["check_collisions", "json_object", "listed", "unsafe"]
+__all__ = ["check_collisions", "json_object", "listed", "shown", "unsafe"]
 
 #: What no path may hold: control characters move a terminal's cursor, lone surrogates cannot be written.
 _BAD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Characters; Linux opens no longer path.
+_LONGEST = 4096
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -21,6 +23,8 @@ def unsafe(path: str) -> str | None:
     """Why a path from outside must not be used, None for a plain relative one with ``/`` between its parts."""
     if not path:
         return "is empty"
+    if len(path) > _LONGEST:
+        return "is too long"
     if _BAD.search(path):
         return "holds a control character"
     if "\\" in path:
@@ -71,6 +75,11 @@ def _constant(_: str) -> NoReturn:
     raise ValueError
 
 
+def shown(path: str) -> str:
+    """A path from outside in a message: quoted, its odd characters spelled out, no longer than a line or two."""
+    return repr(path if len(path) <= 200 else f"{path[:200]}…")
+
+
 def listed(names: Iterable[str], *, limit: int = 100) -> str:
     """All names in one phrase; a hostile file can name a million, so what is beyond ``limit`` is counted."""
     names = list(names)
@@ -86,15 +95,19 @@ def check_collisions(paths: Iterable[str], *, root: str) -> None:
     files: dict[str, str] = {}
     directories: dict[str, str] = {}
     for path in paths:
-        other = files.setdefault(_folded(path), path)
-        if other is not path:
-            raise _collision(other, path, root)
+        key = _folded(path)
+        if key in files:
+            raise _collision(files[key], path, root)
+        files[key] = path
         parent = path.rpartition("/")[0]
-        while parent and (other := directories.setdefault(_folded(parent), parent)) is parent:
+        while parent and (key := _folded(parent)) not in directories:
+            directories[key] = parent
             parent = parent.rpartition("/")[0]
-        if parent and other != parent:
-            raise _collision(other, parent, root)
+        if parent and directories[key] != parent:
+            raise _collision(directories[key], parent, root)
     for key in files.keys() & directories.keys():
+        if files[key] == directories[key]:
+            raise InputError(f"{files[key]!r} would be a file and a directory", path=root, hint="rename one of them")
         raise _collision(files[key], directories[key], root)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from precconv.errors import CorruptCheckpointError, InputError
 
-from .doors import json_object, listed, unsafe
+from .doors import json_object, listed, shown, unsafe
 from .names import parse_weight
 
 __all__ = ["MAX_INDEX", "Index", "check_shards", "read_index", "shard_order"]
@@ -62,8 +62,7 @@ def _check_shard(shard: str, suffix: str, *, path: str, tensor: str) -> None:
     if why is None and not shard.lower().endswith(suffix):
         why = f"does not end in {suffix}, as the index's own name says"
     if why is not None:
-        shown = shard if len(shard) <= 200 else f"{shard[:200]}…"
-        raise CorruptCheckpointError(f"its shard {shown!r} {why}", path=path, tensor=tensor)
+        raise CorruptCheckpointError(f"its shard {shown(shard)} {why}", path=path, tensor=tensor)
 
 
 def shard_order(paths: Iterable[str]) -> tuple[str, ...]:

@@ -39,9 +39,10 @@ def list_directory(root: Path, *, skip: Collection[Path] = ()) -> list[str]:
             raise InputError(f"holds more than {MAX_FILES:,} files", path=root, hint="give the model's own directory")
         for name in names:
             path = f"{where}/{name}" if where else name
+            is_directory = _is_directory(root / path)
             if skipped and (root / path).resolve() in skipped:
                 continue
-            if _is_directory(root / path):
+            if is_directory:
                 waiting.append((path, above | {identity}))
             else:
                 found.append(path)

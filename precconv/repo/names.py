@@ -17,6 +17,7 @@ __all__ = [
     "family",
     "index_name",
     "is_canonical",
+    "is_guess",
     "parse_index",
     "parse_weight",
     "rank",
@@ -27,6 +28,8 @@ __all__ = [
 #: Of files that can be read; of one model in several formats the first is converted.
 SUFFIXES: tuple[str, ...] = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar", ".pt.tar")
 _RANK = {suffix: n for n, suffix in enumerate(SUFFIXES)}
+#: Of files that are something else as often: vocabularies, embeddings, other tools' models.
+_GUESSES = frozenset({".bin", ".pt", ".pth"})
 
 #: One model's stem as safetensors and as ``.bin``.
 PAIRS: tuple[tuple[str, str], ...] = (
@@ -74,6 +77,11 @@ class IndexName:
 def is_canonical(stem: str, suffix: str) -> bool:
     """Whether a library looks for exactly this name."""
     return (stem, suffix) in _CANONICAL
+
+
+def is_guess(stem: str, suffix: str) -> bool:
+    """Whether a file of this name may be no checkpoint at all: ``vocab.bin``."""
+    return suffix in _GUESSES and not is_canonical(stem, suffix)
 
 
 def family(stem: str, suffix: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from precconv.errors import CorruptCheckpointError, InputError
 
-from .doors import json_object, listed, unsafe
+from .doors import json_object, listed, shown, unsafe
 
 __all__ = ["MODEL_INDEX", "component_names", "read_pipeline", "require_components"]
 
@@ -21,7 +21,7 @@ def read_pipeline(raw: bytes, *, path: str) -> dict[str, object]:
     for name in component_names(found):
         why = unsafe(name) or ("is not the name of a directory" if "/" in name or ":" in name else None)
         if why is not None:
-            raise CorruptCheckpointError(f"its component {name!r} {why}", path=path)
+            raise CorruptCheckpointError(f"its component {shown(name)} {why}", path=path)
     return found
 
 

@@ -134,18 +134,22 @@ def roles(files: Iterable[str]) -> dict[str, Role]:
     directories: dict[str, Role | None] = {}
     found: dict[str, Role] = {}
     trained: set[str] = set()  # directories with a DeepSpeed checkpoint in them
-    latest: list[str] = []
+    distributed: set[str] = set()
+    beside: list[tuple[str, str, Role]] = []
     for path in files:
         where, _, name = path.rpartition("/")
         if where not in directories:
-            directories[where] = next(filter(None, map(_BY_DIRECTORY.find, where.split("/"))), None)
+            directories[where] = next(filter(None, map(_BY_DIRECTORY.find, where.lower().split("/"))), None)
             trained.update(_above(where, re.compile(r"global_step\d+")))
-        role = directories[where] or _NAMES.get(name) or _BY_NAME.find(name)
+        role = directories[where] or _NAMES.get(name) or _BY_NAME.find(name.lower())
         if role is not None:
             found[path] = role
-        elif name == "latest":
-            latest.append(path)
-    return found | {path: _state("DeepSpeed state") for path in latest if directory_of(path) in trained}
+            if role is DCP:
+                distributed.add(where)
+        elif name in ("latest", ".metadata"):
+            beside.append((path, where, DCP if name == ".metadata" else _state("DeepSpeed state")))
+    found |= {path: role for path, where, role in beside if where in (distributed if role is DCP else trained)}
+    return found
 
 
 def saved_while_training(files: Iterable[str], holders: Collection[str]) -> dict[str, Role]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .names import index_name, is_canonical, parse_weight, renamed, weight_name
+from .names import index_name, is_guess, parse_weight, renamed, weight_name
 
 __all__ = ["LeftOut", "Survey", "WeightSet", "output_index", "output_name"]
 
@@ -35,7 +35,7 @@ class WeightSet:
     @property
     def is_guess(self) -> bool:
         """Whether only the suffix says that it is a checkpoint: ``vocab.bin`` may be anything."""
-        return self.index is None and self.suffix != ".safetensors" and not is_canonical(self.stem, self.suffix)
+        return self.index is None and is_guess(self.stem, self.suffix)
 
 
 @dataclass(frozen=True, slots=True)

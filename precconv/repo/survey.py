@@ -7,16 +7,16 @@ everything that is missing or ambiguous is said before any work.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from precconv.errors import CorruptCheckpointError, InputError, UsageError
 
 from .choose import Candidate, candidates, choose, why_not
-from .doors import check_collisions, listed, unsafe
+from .doors import check_collisions, listed, shown, unsafe
 from .index import MAX_INDEX, check_shards, read_index
 from .listing import list_directory
-from .names import SUFFIXES, is_canonical, parse_index, parse_weight
+from .names import SUFFIXES, is_canonical, is_guess, parse_index, parse_weight
 from .pipelines import MODEL_INDEX, read_pipeline, require_components
 from .roles import DCP, ORIGINAL, Kind, Role, directory_of, is_ignored, roles, saved_while_training
 from .sets import LeftOut, Survey, WeightSet
@@ -78,7 +78,7 @@ def _listing(files: Iterable[str], root: str) -> list[str]:
     for path in sorted(set(files)):
         why = unsafe(path)
         if why is not None:
-            raise InputError(f"the path {path!r} {why}", path=root, hint="rename the file")
+            raise InputError(f"the path {shown(path)} {why}", path=root, hint="rename the file")
         if not any(map(is_ignored, path.split("/"))):
             listing.append(path)
     return listing
@@ -114,7 +114,7 @@ def _with_weights(listing: Iterable[str], known: Roles) -> set[str]:
         if weight is None:
             if parse_index(name) is not None:
                 found.add(where)
-        elif weight.suffix == ".safetensors" or is_canonical(weight.stem, weight.suffix):
+        elif not is_guess(weight.stem, weight.suffix):
             found.add(where)
     return found
 
@@ -149,12 +149,12 @@ def _directories(listing: Iterable[str], known: Roles) -> dict[str, _Directory]:
 
 def _no_weights(listing: Sequence[str], known: Roles, root: str) -> InputError:
     """What was found instead."""
-    formats = sorted({role.format for role in known.values() if role.kind is Kind.FOREIGN})
+    formats = _foreign_formats(known)
     state = [path for path, role in known.items() if role.kind is Kind.STATE]
     if not listing:
         return InputError("there are no files", path=root)
     if formats:
-        what = f"the weights are there as {' and '.join(formats)} only, which cannot be read"
+        what = f"the weights are there as {formats} only, which cannot be read"
         return InputError(what, path=root, hint="convert the safetensors or torch checkpoint they were made from")
     if any(known[path] is DCP for path in state):
         hint = "join it with python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR OUT.pt"
@@ -166,6 +166,10 @@ def _no_weights(listing: Sequence[str], known: Roles, root: str) -> InputError:
         )
     what = f"there are no weights: none of the {len(listing):,} files ends in {', '.join(SUFFIXES)}"
     return InputError(what, path=root, hint="give the directory that the model was saved to")
+
+
+def _foreign_formats(known: Roles) -> str:
+    return " and ".join(sorted({role.format for role in known.values() if role.kind is Kind.FOREIGN}))
 
 
 # One form of each model
@@ -250,10 +254,10 @@ def _sorted_out(
     others = tuple(p for p in listing if p not in used and (copy_all or p not in whys))
     check_collisions([p for p in listing if p in used or copy_all or p not in whys], root=source.root)
     left_out = () if copy_all else tuple(LeftOut(p, whys[p]) for p in listing if p in whys)
-    return Survey(sets, others, left_out, tuple(_notes(sets, variant)), pipeline)
+    return Survey(sets, others, left_out, tuple(_notes(sets, variant, source.known)), pipeline)
 
 
-def _notes(sets: Iterable[WeightSet], variant: str | None) -> Iterable[str]:
+def _notes(sets: Sequence[WeightSet], variant: str | None, known: Roles) -> Iterator[str]:
     """What a user may not expect of the choice."""
     for s in sets:
         if s.index is None and not s.is_single:
@@ -261,5 +265,7 @@ def _notes(sets: Iterable[WeightSet], variant: str | None) -> Iterable[str]:
         if s.variant is not None and variant is None:
             yield f"{s.files[0]}: the weights are there as variant {s.variant} only"
     plain = [s.files[0] for s in sets if s.variant is None] if variant is not None else []
+    if (formats := _foreign_formats(known)) and all(s.is_guess for s in sets):
+        yield f"weights are there as {formats}, which cannot be read, and perhaps nowhere else"
     if plain:
         yield f"there is no variant {variant} of {listed(plain, limit=10)}, so the files without one are used"
