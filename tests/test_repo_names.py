@@ -47,6 +47,7 @@ PARSED: dict[str, WeightName | None] = {
     "model.fp16.ema.safetensors": WeightName("model.fp16.ema", None, ".safetensors"),
     "model..safetensors": WeightName("model.", None, ".safetensors"),
     "model.fp16.bin": WeightName("model.fp16", None, ".bin"),  # no library looks for model.bin
+    "model.fp16 (1).safetensors": WeightName("model.fp16 (1)", None, ".safetensors"),
     "model-1-of-3.safetensors": WeightName("model-1-of-3", None, ".safetensors"),
     "consolidated.00.pth": WeightName("consolidated.00", None, ".pth"),
     "best.pth.tar": WeightName("best", None, ".pth.tar"),
@@ -70,6 +71,7 @@ INDEXES: dict[str, IndexName | None] = {
     "diffusion_pytorch_model.bin.fp16.index.json": IndexName("diffusion_pytorch_model", "fp16", ".bin"),
     "any.name.safetensors.index.json": IndexName("any.name", None, ".safetensors"),
     "pytorch_model.bin.fp16.index.bf16.json": None,
+    "model.safetensors.index.fp16 copy.json": None,
     "model.safetensors.json": None,
     "tf_model.h5.index.json": None,
     "faiss.index.json": None,

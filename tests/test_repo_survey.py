@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from precconv.errors import CorruptCheckpointError, InputError, PrecconvError, UsageError
 from precconv.repo import LeftOut, Survey, WeightSet, check_collisions, survey
+
+from .samples import PROPERTY
 
 Json = Mapping[str, object]
 
@@ -360,6 +364,43 @@ def test_a_word_in_any_other_name_is_no_variant() -> None:
 
 # What is refused
 
+UNREADABLE = {
+    "model.onnx": "ONNX",
+    "model.onnx_data": "ONNX",
+    "unet/weights.pb": "ONNX",
+    "onnx/model.bin": "ONNX",
+    "openvino_model.bin": "OpenVINO",
+    "openvino/a.bin": "OpenVINO",
+    "tf_model.h5": "TensorFlow",
+    "tf_model-00001-of-00002.h5": "TensorFlow",
+    "tf_model.h5.index.json": "TensorFlow",
+    "saved_model.pb": "TensorFlow",
+    "bert_model.ckpt.data-00000-of-00001": "TensorFlow",
+    "flax_model.msgpack": "Flax",
+    "flax_model.msgpack.index.json": "Flax",
+    "a.tflite": "TensorFlow Lite",
+    "a.gguf": "GGUF",
+    "ggml-base.en.bin": "GGML",
+    "a.mlmodel": "Core ML",
+    "a.mlpackage/Data/weight.bin": "Core ML",
+    "a.mlmodelc/weights/weight.bin": "Core ML",
+    "coreml/weight.bin": "Core ML",
+    "rust_model.ot": "rust-bert",
+    "unet/model.flashpack": "FlashPack",
+    "model_state.pdparams": "PaddlePaddle",
+    "a.nemo": "NeMo",
+    "a.engine": "TensorRT",
+}
+
+
+@pytest.mark.parametrize("path", UNREADABLE)
+def test_weights_that_cannot_be_read_are_named_when_there_are_no_others(path: str) -> None:
+    with pytest.raises(InputError) as e:
+        look(path, "config.json")
+    assert str(e.value) == f"repo: the weights are there as {UNREADABLE[path]} only, which cannot be read"
+    assert left(look(path, "model.safetensors")) == {path: f"the weights in another format ({UNREADABLE[path]})"}
+
+
 MODEL = "model.safetensors"
 GONE = "convert the safetensors or torch checkpoint they were made from"
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], str, str | None]] = {
@@ -399,7 +440,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
     ),
     "several variants": (
         ("model.fp16.safetensors", "model.bf16.safetensors"), {}, UsageError,
-        "repo: which one is meant: the weights are there as bf16 and fp16, and none without a variant",
+        "repo: there are only variants: bf16, fp16",
         "choose one: --from-variant bf16 or --from-variant fp16",
     ),
     "a variant that no directory has": (
@@ -411,7 +452,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
     ),
     "a component with neither the variant nor a plain file": (
         ("a/model.fp16.safetensors", "b/model.ema.safetensors"), {"variant": "fp16"}, UsageError,
-        "repo/b: there is no variant 'fp16' here: the weights are there as ema, and none without a variant",
+        "repo/b: there is no variant 'fp16' and no plain file, only: ema",
         "choose one: --from-variant ema",
     ),
     "shards missing without an index": (
@@ -550,6 +591,62 @@ def test_outputs_that_would_fall_onto_each_other_are_refused(paths: tuple[str, .
 
 def test_outputs_that_are_all_different_pass() -> None:
     check_collisions(["a/b", "a/c", "b/a", "d", "a/x/y"], root="out")
+
+
+WORDS = (
+    "model.safetensors", "model.fp16.safetensors", "pytorch_model.bin", "pytorch_model.fp16.bin",
+    "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.fp16.safetensors", "a.safetensors", "a.ckpt",
+    "a.pt", "vocab.bin", *shards("model", 2), *shards("model.fp16", 2), *shards("pytorch_model", 2, ".bin"),
+    "model-00003-of-00003.safetensors", "consolidated.safetensors", "consolidated.00.pth", "optimizer.pt", "m.gguf",
+    "config.json", "README.md", "latest", ".metadata", "x.distcp", "model.onnx",
+)  # fmt: skip
+INDEXES = {
+    "model.safetensors.index.json": index(*shards("model", 2)),
+    "model.safetensors.index.fp16.json": index(*shards("model.fp16", 2)),
+    "pytorch_model.bin.index.json": index(*shards("pytorch_model", 2, ".bin")),
+    "consolidated.safetensors.index.json": index("consolidated.safetensors"),
+}
+PLACES = ("", "unet/", "text_encoder/", "original/", "onnx/", "checkpoint-5/", "global_step1/", "original/sub/")
+PATHS = st.builds("".join, st.tuples(st.sampled_from(PLACES), st.sampled_from([*WORDS, *INDEXES, ".cache/x"])))
+
+
+@settings(PROPERTY, max_examples=1500)
+@given(st.lists(PATHS, unique=True, max_size=8), st.booleans(), st.sampled_from([None, "fp16"]), st.booleans())
+def test_every_file_of_a_listing_is_one_thing_whatever_the_order(
+    paths: list[str], is_pipeline: bool, variant: str | None, copy_all: bool
+) -> None:
+    contents = {p: json.dumps(INDEXES.get(p.rpartition("/")[2])).encode() for p in paths}
+    contents["model_index.json"] = json.dumps(PIPELINE).encode()
+    paths = [*paths, "model_index.json"] if is_pipeline else paths
+
+    def found(files: list[str]) -> Survey | str:
+        try:
+            return survey(files, contents.__getitem__, root="repo", variant=variant, copy_all=copy_all)
+        except (InputError, UsageError) as e:
+            return str(e)
+
+    seen = found(paths)
+    assert found(paths[::-1]) == seen
+    if isinstance(seen, str):
+        assert seen.startswith("repo")
+        return
+    parts = [
+        *(f for s in seen.sets for f in s.files), *(s.index for s in seen.sets if s.index), *seen.others,
+        *(item.path for item in seen.left_out),
+    ]  # fmt: skip
+    assert sorted(parts) == sorted(p for p in paths if not p.endswith(".cache/x"))
+    assert len({s.name for s in seen.sets}) == len(seen.sets) > 0
+    assert not (copy_all and seen.left_out)
+
+
+def test_the_index_of_another_layout_is_read_when_there_are_no_other_weights() -> None:
+    names = shards("consolidated", 2)
+    path = "consolidated.safetensors.index.json"
+    found = look(*names, json_files={path: index(*names)})
+    assert found.sets[0].index == path
+    beside = look("model.safetensors", *names, json_files={path: index(*names)})
+    assert converted(beside) == {"": ("model.safetensors",)}
+    assert set(left(beside)) == {*names, path}
 
 
 LARGE: dict[str, list[str]] = {

@@ -117,9 +117,9 @@ def _variant(group: Sequence[Candidate], asked: str | None, place: str) -> str |
     names = sorted(v for v in there if v is not None)
     if asked is None and len(names) == 1:
         return names[0]
-    which = "which one is meant" if asked is None else f"there is no variant {asked!r} here"
+    lacking = "there are only variants" if asked is None else f"there is no variant {asked!r} and no plain file, only"
     raise UsageError(
-        f"{which}: the weights are there as {' and '.join(names)}, and none without a variant",
+        f"{lacking}: {listed(names)}",
         path=place,
         hint="choose one: " + " or ".join(f"--from-variant {name}" for name in names),
     )

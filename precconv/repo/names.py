@@ -47,10 +47,11 @@ _CANONICAL = {(safe, ".safetensors") for safe, _ in PAIRS} | {(torch, ".bin") fo
 INDEX_FIRST = frozenset({"diffusion_pytorch_model"})
 
 #: ``X-00001-of-00003``, and with the variant behind the numbers, as diffusers wrote it before 0.31.
-_NUMBERED = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(?:\.([^.]+))?", re.DOTALL)
+_NUMBERED = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(?:\.([\w+-]+))?", re.DOTALL)
+_WORD = re.compile(r"[\w+-]+")
 _SUFFIX = "|".join(re.escape(s) for s in SUFFIXES)
 #: ``X.safetensors.index.json``, ``X.safetensors.index.fp16.json``, ``X.safetensors.fp16.index.json`` (diffusers, old).
-_INDEX = re.compile(rf"(.+)({_SUFFIX})(?:\.([^.]+))?\.index(?:\.([^.]+))?\.json", re.DOTALL)
+_INDEX = re.compile(rf"(.+)({_SUFFIX})(?:\.([\w+-]+))?\.index(?:\.([\w+-]+))?\.json", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def parse_weight(name: str) -> WeightName | None:
 def _split_variant(body: str, suffix: str) -> tuple[str, str | None]:
     """``model.fp16``: a word behind a canonical stem is a variant, behind any other it is part of the name."""
     stem, dot, word = body.rpartition(".")
-    return (stem, word) if dot and word and is_canonical(stem, suffix) else (body, None)
+    return (stem, word) if dot and _WORD.fullmatch(word) and is_canonical(stem, suffix) else (body, None)
 
 
 def parse_index(name: str) -> IndexName | None:

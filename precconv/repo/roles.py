@@ -49,10 +49,9 @@ def _foreign(name: str) -> Role:
 _OPTIMIZER, _RNG, _SCHEDULER = _state("optimizer state"), _state("random state"), _state("scheduler state")
 _ONNX, _TF = _foreign("ONNX"), _foreign("TensorFlow")
 _COREML, _GGUF, _GGML = _foreign("Core ML"), _foreign("GGUF"), _foreign("GGML")
-_CONSOLIDATED = Role(
-    Kind.SECOND, "the same weights in the layout of another loader"
-)  # where its directory has no others
-ORIGINAL = Role(Kind.SECOND, "the same weights in their first layout")  # where there are no others at all
+#: Converted where its directory has no others, and where there are no others at all.
+_CONSOLIDATED = Role(Kind.SECOND, "the same weights in the layout of another loader")
+ORIGINAL = Role(Kind.SECOND, "the same weights in their first layout")
 DCP = Role(Kind.STATE, "part of a distributed checkpoint (DCP)", "a distributed checkpoint (DCP)")
 
 _NAMES: dict[str, Role] = {
@@ -65,7 +64,7 @@ _NAMES: dict[str, Role] = {
     "sampler.bin": _state("sampler state"),
     "dl_state_dict.bin": _state("sampler state"),
     "trainer_state.json": _state("the log"),
-    "zero_to_fp32.py": Role(Kind.STATE, "joins the DeepSpeed state of a training run"),  # DeepSpeed
+    "zero_to_fp32.py": Role(Kind.STATE, "joins the DeepSpeed state of a training run"),
     "rust_model.ot": _foreign("rust-bert"),
     "saved_model.pb": _TF,
     "weights.pb": _ONNX,  # diffusers' ONNX_EXTERNAL_WEIGHTS_NAME
@@ -104,7 +103,8 @@ _DIRECTORIES: tuple[tuple[str, Role], ...] = (
     (r"coreml|.*\.(mlpackage|mlmodelc)", _COREML),
     (r"original", ORIGINAL),
 )
-_CHECKPOINT = re.compile(r"checkpoint[-_]\d+")
+_CHECKPOINT = re.compile(r"checkpoint[-_]\d+")  # transformers, diffusers' scripts; accelerate
+_DEEPSPEED = re.compile(r"global_step\d+")
 
 
 class _Rows:
@@ -140,7 +140,7 @@ def roles(files: Iterable[str]) -> dict[str, Role]:
         where, _, name = path.rpartition("/")
         if where not in directories:
             directories[where] = next(filter(None, map(_BY_DIRECTORY.find, where.lower().split("/"))), None)
-            trained.update(_above(where, re.compile(r"global_step\d+")))
+            trained.update(_above(where, _DEEPSPEED))
         role = directories[where] or _NAMES.get(name) or _BY_NAME.find(name.lower())
         if role is not None:
             found[path] = role
