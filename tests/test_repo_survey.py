@@ -296,6 +296,25 @@ def test_a_pipelines_components_are_sets_and_single_files_in_its_root_are_left_o
     assert set(left(found)) == {"sd.ckpt", "sd.safetensors", "checkpoint-5/unet/diffusion_pytorch_model.safetensors"}
 
 
+def test_checkpoints_saved_beside_a_pipeline_are_left_out_whatever_else_its_root_holds() -> None:
+    found = pipeline("unet/model.safetensors", "text_encoder/model.safetensors", "checkpoint-5/unet/model.safetensors")
+    assert left(found) == {"checkpoint-5/unet/model.safetensors": "a checkpoint saved during training"}
+
+
+def test_an_index_in_a_pipelines_root_still_must_name_all_its_shards() -> None:
+    names = shards("x", 2)
+    files = {"model_index.json": PIPELINE, "x.safetensors.index.json": index(names[0])}
+    with pytest.raises(InputError, match=f"x.safetensors.index.json: it does not name {names[1]}, numbered as"):
+        look("unet/model.safetensors", "text_encoder/model.safetensors", *names, json_files=files)
+
+
+def test_a_shard_is_not_left_out_for_the_directory_it_lies_in() -> None:
+    path = "original/a.safetensors"
+    found = look(path, "original/b.safetensors", json_files={"model.safetensors.index.json": index(path)})
+    assert converted(found) == {"": (path,)}
+    assert set(left(found)) == {"original/b.safetensors"}
+
+
 def test_a_single_file_is_converted_where_a_pipelines_components_have_no_weights() -> None:
     found = pipeline("unet/config.json", "text_encoder/config.json", "sd.safetensors")
     assert converted(found) == {"": ("sd.safetensors",)}
@@ -471,6 +490,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
         "repo/model-000001-of-00002.safetensors: 2 shards without an index, numbered twice or beyond their total",
         "download the whole checkpoint",
     ),
+    "a number beyond the total for one that is missing": (
+        ("model-00001-of-00002.safetensors", "model-00003-of-00002.safetensors"),
+        {},
+        InputError,
+        "repo/model-00001-of-00002.safetensors: 2 shards without an index, not found: number 2",
+        "download the whole checkpoint",
+    ),
     "a number beyond the total": (
         ("model-00001-of-00001.safetensors", "model-00002-of-00001.safetensors"),
         {},
@@ -493,6 +519,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], type[PrecconvError], s
     "names that differ in case": (
         (MODEL, "Readme.md", "README.md"), {}, InputError,
         "repo: 'README.md' and 'Readme.md' are one name where case or Unicode forms do not count (macOS, Windows)",
+        "rename one of them",
+    ),
+    "weights that differ in case": (
+        ("A.safetensors", "a.safetensors"),
+        {},
+        InputError,
+        ("repo: 'A.safetensors' and 'a.safetensors' are one name "
+        "where case or Unicode forms do not count (macOS, Windows)"),
         "rename one of them",
     ),
     "directories that differ in case": (
