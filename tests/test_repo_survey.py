@@ -157,11 +157,12 @@ def test_the_index_of_what_is_not_converted_is_never_read() -> None:
 
 
 def test_stray_weights_beside_a_canonical_set_are_named_and_not_merged() -> None:
-    found = look("model.safetensors", "extra.safetensors", "speakers.pt", "model.pth")
+    found = look("model.safetensors", "extra.safetensors", "speakers.pt", "model.pth", "pytorch_model.safetensors")
     assert converted(found) == {"": ("model.safetensors",)}
     assert left(found) == {
         "extra.safetensors": "not part of model.safetensors",
         "speakers.pt": "not part of model.safetensors",
+        "pytorch_model.safetensors": "not part of model.safetensors",  # no library looks for it
         "model.pth": "the same weights in another format; model.safetensors is converted",
     }
 
@@ -269,6 +270,7 @@ def test_training_state_is_never_taken_for_weights(copy_all: bool) -> None:
 
 def test_files_that_only_training_state_makes_suspect_are_kept_without_it() -> None:
     assert look("model.safetensors", ".metadata", "latest").others == (".metadata", "latest")
+    assert ".metadata" in look("model.safetensors", ".metadata", "global_step1/a.pt").others
     assert set(left(look("model.safetensors", ".metadata", "0.distcp"))) == {".metadata", "0.distcp"}
 
 

@@ -125,4 +125,4 @@ def _folded(path: str) -> str:
     """As a file system that ignores case and composes characters sees it."""
     if path.isascii():
         return path.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+    return unicodedata.normalize("NFC", path.casefold())
