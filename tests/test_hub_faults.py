@@ -196,7 +196,7 @@ def reachable(origin: str) -> bool:
     parts = urlsplit(origin)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=5).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         return False
     return True
 

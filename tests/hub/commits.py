@@ -21,8 +21,8 @@ _LARGE_BYTES = 10_000_000
 
 
 def is_large(path: str, size: int) -> bool:
-    """Whether the Hub wants it as an object: by its suffix or its size."""
-    return size > _LARGE_BYTES or _LARGE.search(path) is not None
+    """Whether the Hub wants it as an object: by its suffix or its size.  The client never sends an empty one."""
+    return size > _LARGE_BYTES or (size > 0 and _LARGE.search(path) is not None)
 
 
 def preupload(site: Site, request: Request) -> Response:

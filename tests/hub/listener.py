@@ -5,6 +5,7 @@ Answers are made by ``answer``; what a fault does to a connection is done here.
 
 from __future__ import annotations
 
+import os
 import socket
 import socketserver
 import sys
@@ -16,7 +17,6 @@ from typing import Any, BinaryIO, cast
 
 from .web import Body, Part, Request, Response
 
-_HOST = "127.0.0.1"
 _POLL = 0.02  # seconds until the loop notices that it is to end
 _PIECE = 1 << 20
 
@@ -49,12 +49,13 @@ Answerer = Callable[[Request, Exchange], Response | Cut]
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
+    allow_reuse_address = os.name == "posix"  # elsewhere it would share the port with others
     daemon_threads = False  # closing waits for them
     request_queue_size = 128
 
-    def __init__(self, port: int, answer: Answerer) -> None:
-        super().__init__((_HOST, port), Handler)
+    def __init__(self, host: str, port: int, answer: Answerer) -> None:
+        super().__init__((host, port), Handler)
+        self.host = host
         self.answer = answer
         self.errors: list[BaseException] = []
         self._open: set[socket.socket] = set()
@@ -67,7 +68,7 @@ class Listener(socketserver.ThreadingTCPServer):
 
     @property
     def origin(self) -> str:
-        return f"http://{_HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)

@@ -50,5 +50,8 @@ class Objects:
         if expected not in (None, found):
             part.unlink()
             raise Refused(400, f"the object has the SHA-256 {found}, not {expected}")
-        part.replace(self.path(found))
+        if self.has(found):
+            part.unlink()  # the other one may be open
+        else:
+            part.replace(self.path(found))
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,10 @@ from .store import Change, Commit, Discussion, Entry, Kind, Repo
 from .web import Request, Response, Table, refusal
 
 _TABLE = Table([*api.ROUTES, *listing.ROUTES, *commits.ROUTES, *xet.ROUTES, *lfs.ROUTES])
+_HUB = "127.0.0.1"
+#: Another host, or 1.x takes it for the Hub itself and follows where it should look at the redirect.
+#: macOS has no second address; elsewhere localhost may first be tried as ::1, which takes seconds on Windows.
+_STORAGE = "localhost" if sys.platform == "darwin" else "127.0.0.2"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY")
 
 
@@ -39,7 +44,7 @@ class HubServer:
         self._errors: list[BaseException] = []
 
     def __enter__(self) -> Self:
-        self._listeners = [Listener(0, self._answer), Listener(0, self._answer)]
+        self._listeners = [Listener(host, 0, self._answer) for host in (_HUB, _STORAGE)]
         self.site.endpoint, self.site.storage = (listener.origin for listener in self._listeners)
         return self
 
@@ -72,7 +77,7 @@ class HubServer:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",
             "HF_XET_TELEMETRY_ENABLED": "0",
-            "NO_PROXY": "127.0.0.1",
+            "NO_PROXY": f"{_HUB},{_STORAGE}",
         }
         return kept | set_here | ({"HF_TOKEN": token} if token else {}) | ({} if xet else {"HF_HUB_DISABLE_XET": "1"})
 
@@ -174,7 +179,7 @@ class HubServer:
         if effect.wait:
             self._stopping.wait(effect.wait)
         if effect.outage:
-            self._go_away(effect.outage)
+            self.go_away(effect.outage)
             return Cut()
         return self._faulty(effect, request)
 
@@ -187,8 +192,11 @@ class HubServer:
         assert response is not None
         return response if effect.cut is None else Cut(response, effect.cut)
 
-    def _go_away(self, seconds: float) -> None:
-        """Return when connecting is refused; another thread ends the connections, this one's too, and comes back."""
+    def go_away(self, seconds: float) -> None:
+        """Cut every connection and listen again, on the same ports, after this time.
+
+        Returns when connecting is refused.  The rest is another thread's: the connection that asked for it is cut too.
+        """
         deaf = threading.Event()
         outage = threading.Thread(target=self._outage, args=(seconds, deaf), name="test Hub's outage")
         self._outages.append(outage)
@@ -204,7 +212,7 @@ class HubServer:
             listener.close()
             self._errors += listener.errors
         self._stopping.wait(seconds)
-        self._listeners = [Listener(listener.port, self._answer) for listener in before]
+        self._listeners = [Listener(listener.host, listener.port, self._answer) for listener in before]
 
 
 def is_about_hubs(name: str) -> bool:
