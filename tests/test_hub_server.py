@@ -1,6 +1,6 @@
 """The tests' own Hub against the real client: what a repo goes through, and who may do what.
 
-The client is in this process and without Xet, or in one of its own: see ``hub.fixture``.
+The client is in this process, and without Xet: see ``hub.fixture``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from huggingface_hub import errors as hf
 from safetensors.numpy import save
 
 from .hub.server import HubServer
-from .processes import HANG
 
 REPO = "acme/model"
 CONFIG = b'{"dtype": "float32"}'
@@ -151,6 +149,15 @@ def test_a_repo_can_be_deleted(hub: HubServer, hub_api: HfApi) -> None:
     assert hub.repos() == hub.repos("datasets") == []
 
 
+def test_commits_at_the_same_time_are_a_chain(hub: HubServer, hub_api: HfApi) -> None:
+    hub.create(REPO)
+    names = [f"{n}.txt" for n in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: hub_api.upload_file(path_or_fileobj=b"1", path_in_repo=name, repo_id=REPO), names))
+    assert hub.files(REPO) == [".gitattributes", *names]
+    assert len(hub.commits(REPO)) == 9
+
+
 # Pull requests
 
 
@@ -259,6 +266,21 @@ def test_a_renamed_repo_is_found_under_its_old_name(hub: HubServer, hub_api: HfA
     assert {e.status for e in hub.requests if "acme/first" in e.path} == {307}
 
 
+def test_repos_are_listed_to_those_who_may_see_them_and_their_owner_may_change_that(
+    hub: HubServer, hub_api: HfApi
+) -> None:
+    for name in ("acme/model", "acme/other", "guest/model"):
+        hub.create(name)
+    hub_api.update_repo_settings(REPO, private=True, gated="manual")
+    assert (hub.repo(REPO).private, hub.repo(REPO).gated) == (True, True)
+    stranger = HfApi(token=hub.tokens.stranger)
+    assert [m.id for m in stranger.list_models(author="acme")] == ["acme/other"]
+    assert [m.id for m in hub_api.list_models(search="model")] == ["acme/model", "guest/model"]
+    hub_api.auth_check(REPO)
+    with pytest.raises(hf.RepositoryNotFoundError):
+        stranger.auth_check(REPO)
+
+
 # Saying no
 
 Call = Callable[[HfApi], object]
@@ -313,42 +335,3 @@ def test_members_read_what_is_private_or_gated_and_so_does_who_was_let_in(in_pro
     assert stranger.model_info("acme/gated").gated == "manual"
     in_process.repo("acme/gated").allowed.add("stranger")
     assert config_of("acme/gated")(stranger)
-
-
-# In a process of its own, through Xet and through LFS
-
-CLIENT = """
-import sys
-from pathlib import Path
-from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem, hf_hub_download
-api, folder = HfApi(), Path(sys.argv[1])
-(folder / "seeded.bin").write_bytes(Path(hf_hub_download("acme/model", "seeded.bin")).read_bytes())
-api.upload_folder(folder_path=folder, repo_id="tester/new", allow_patterns=["*.safetensors", "*.bin"])
-addition = CommitOperationAdd("again.safetensors", str(folder / "noise.safetensors"))
-api.preupload_lfs_files("tester/new", additions=[addition])
-api.create_commit("tester/new", [addition], commit_message="again")
-for name in ("noise.safetensors", "zeros.safetensors"):
-    data = (folder / name).read_bytes()
-    assert Path(hf_hub_download("tester/new", name)).read_bytes() == data
-    assert HfFileSystem().cat_file("tester/new/" + name, start=70_000, end=70_100) == data[70_000:70_100]
-"""
-
-
-@pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])
-def test_large_files_go_both_ways(xet: bool, hub: HubServer, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    noise = random.standard_normal(200_000, dtype=np.float32).tobytes()
-    made = {"noise.safetensors": noise, "zeros.safetensors": bytes(300_000) + noise[:100_000]}
-    source, seeded = folder(tmp_path / "model", made), random.bytes(300_000)
-    hub.create("tester/new")
-    hub.create("acme/model", {"seeded.bin": seeded}, private=True)
-    environment = hub.environment(tmp_path / "home", token=hub.tokens.write, xet=xet)
-    command = [sys.executable, "-c", CLIENT, str(source)]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=HANG, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {name: hub.read("tester/new", name) for name in [*made, "again.safetensors", "seeded.bin"]} == {
-        **made, "again.safetensors": noise, "seeded.bin": seeded,
-    }  # fmt: skip
-    assert bool(hub.seen("POST", "^/v1/shards")) is bool(hub.seen("GET", "^/xorbs/")) is xet
-    assert bool(hub.seen("PUT", "^/objects/")) is not xet
-    assert hub.bytes_of_weights() > 1_000_000

@@ -109,7 +109,7 @@ def _sibling(path: str, entry: store.Entry, blobs: bool) -> dict[str, Any]:
 
 
 def auth_check(site: Site, request: Request) -> Response:
-    find(site, request, "write" if request.path.endswith("/write") else "read")
+    find(site, request, "read")
     return reply()
 
 
@@ -151,7 +151,6 @@ ROUTES = (
     Route("GET", "/api/{kind}/{repo}", info),
     Route("GET", "/api/{kind}/{repo}/revision/{rev}", info),
     Route("GET", "/api/{kind}/{repo}/auth-check", auth_check),
-    Route("GET", "/api/{kind}/{repo}/auth-check/write", auth_check),
     Route("PUT", "/api/{kind}/{repo}/settings", settings),
     Route("GET", "/api/{kind}/{repo}/safetensors-metadata/{path}", safetensors_metadata),
 )

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from .web import Body, Part, Request, Response
 
-_POLL = 0.02  # seconds until the loop notices that it is to end
+_POLL = 0.01  # seconds until the loop notices that it is to end
 _PIECE = 1 << 20
 
 

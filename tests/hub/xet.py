@@ -128,16 +128,11 @@ def get_xorb(site: Site, request: Request) -> Response:
     return part_of(Part(path, 0, path.stat().st_size), request, {})
 
 
-def telemetry(_site: Site, _request: Request) -> Response:
-    return reply()
-
-
 ROUTES = (
     Route("GET", "/api/{kind}/{repo}/xet-read-token/{rev}", read_token),
     Route("GET", "/api/{kind}/{repo}/xet-write-token/{rev}", write_token),
     Route("POST", "/v1/xorbs/{prefix}/{xorb}", upload_xorb),
     Route("POST", "/v1/shards", upload_shard),
     Route("GET", "/v1/reconstructions/{file}", reconstruction),
-    Route("POST", "/v1/telemetry", telemetry),
     Route("GET", "/xorbs/{xorb}", get_xorb),
 )
