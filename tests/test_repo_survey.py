@@ -156,12 +156,19 @@ def test_the_index_of_what_is_not_converted_is_never_read() -> None:
     assert len(found.left_out) == 2
 
 
+def test_a_file_that_may_be_anything_beside_the_weights_is_carried_over_and_named() -> None:
+    found = look("pytorch_model.bin", "colbert_linear.pt", "vocab.bin", "model.pth", "extra.ckpt")
+    assert converted(found) == {"": ("pytorch_model.bin",)}
+    assert found.others == ("colbert_linear.pt", "vocab.bin")
+    assert set(left(found)) == {"model.pth", "extra.ckpt"}
+    assert [n.rpartition(": ")[2] for n in found.notes] == ["colbert_linear.pt", "vocab.bin"]
+
+
 def test_stray_weights_beside_a_canonical_set_are_named_and_not_merged() -> None:
     found = look("model.safetensors", "extra.safetensors", "speakers.pt", "model.pth", "pytorch_model.safetensors")
     assert converted(found) == {"": ("model.safetensors",)}
     assert left(found) == {
         "extra.safetensors": "not part of model.safetensors",
-        "speakers.pt": "not part of model.safetensors",
         "pytorch_model.safetensors": "not part of model.safetensors",  # no library looks for it
         "model.pth": "the same weights in another format; model.safetensors is converted",
     }

@@ -16,7 +16,7 @@ from .choose import Candidate, candidates, choose, why_not
 from .doors import check_collisions, listed, shown, unsafe
 from .index import MAX_INDEX, check_shards, read_index
 from .listing import list_directory
-from .names import SUFFIXES, is_canonical, is_guess, parse_index, parse_weight
+from .names import SUFFIXES, family, is_canonical, is_guess, parse_index, parse_weight
 from .pipelines import MODEL_INDEX, read_pipeline, require_components
 from .roles import DCP, ORIGINAL, Kind, Role, directory_of, is_ignored, roles, saved_while_training
 from .sets import LeftOut, Survey, WeightSet
@@ -251,10 +251,30 @@ def _sorted_out(
     for where, directory in source.directories.items():
         by_family = {c.family: c for c, _ in chosen.get(where, ())}
         whys |= {p: why_not(p, by_family) for p in (*directory.weights, *directory.indexes) if p not in used}
+    strays = [path for path in whys if path not in source.known and _is_stray(path, chosen)]
+    for path in strays:  # bge-m3 needs its colbert_linear.pt beside pytorch_model.bin
+        del whys[path]
     others = tuple(p for p in listing if p not in used and (copy_all or p not in whys))
     check_collisions([p for p in listing if p in used or copy_all or p not in whys], root=source.root)
     left_out = () if copy_all else tuple(LeftOut(p, whys[p]) for p in listing if p in whys)
-    return Survey(sets, others, left_out, tuple(_notes(sets, variant, source.known)), pipeline)
+    notes = [
+        *_notes(sets, variant, source.known),
+        *(f"carried over as it is, not part of the weights: {p}" for p in strays),
+    ]
+    return Survey(sets, others, left_out, tuple(notes), pipeline)
+
+
+def _is_stray(path: str, chosen: Mapping[str, Sequence[tuple[Candidate, WeightSet]]]) -> bool:
+    """A file beside the weights whose name says neither that it is a checkpoint nor that it is one of them."""
+    where, _, name = path.rpartition("/")
+    found = parse_weight(name)
+    return (
+        found is not None
+        and found.number is None
+        and found.suffix in (".bin", ".pt", ".pth")
+        and not is_canonical(found.stem, found.suffix)
+        and family(found.stem, found.suffix) not in {c.family for c, _ in chosen.get(where, ())}
+    )
 
 
 def _notes(sets: Sequence[WeightSet], variant: str | None, known: Roles) -> Iterator[str]:
