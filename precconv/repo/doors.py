@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -45,7 +46,9 @@ def json_object(raw: bytes, *, path: str, limit: int) -> dict[str, Any]:
     if len(raw) > limit:
         raise CorruptCheckpointError(f"{len(raw):,} bytes are too many for this file (limit {limit:,})", path=path)
     try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
+        found = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
+        )
     except RecursionError:
         raise CorruptCheckpointError("its JSON nests too deeply", path=path) from None
     except _TwiceError as e:
@@ -78,6 +81,14 @@ def _constant(_: str) -> NoReturn:
 def shown(path: str) -> str:
     """A path from outside in a message: quoted, its odd characters spelled out, no longer than a line or two."""
     return repr(path if len(path) <= 200 else f"{path[:200]}…")
+
+
+def _finite(text: str) -> float:
+    """A number that can be written again: JSON has no Infinity."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 def listed(names: Iterable[str], *, limit: int = 100) -> str:

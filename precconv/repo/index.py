@@ -17,6 +17,7 @@ __all__ = ["MAX_INDEX", "Index", "check_shards", "read_index", "shard_order"]
 
 #: Bytes; an index of a million tensors has about this many.
 MAX_INDEX = 100 << 20
+_DEEPEST = 100  #: objects and lists in one another; transformers writes two numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ def read_index(raw: bytes, *, path: str, where: str, suffix: str) -> Index:
     metadata = found.get("metadata", {})
     if not isinstance(metadata, dict):
         raise CorruptCheckpointError("its 'metadata' is not an object", path=path)
+    if _is_deep(metadata):
+        raise CorruptCheckpointError("its 'metadata' nests too deeply", path=path)
     given = found.get("weight_map")
     if not isinstance(given, dict):
         what = "its 'weight_map' is not an object" if "weight_map" in found else "it has no 'weight_map'"
@@ -53,6 +56,14 @@ def read_index(raw: bytes, *, path: str, where: str, suffix: str) -> Index:
             places[shard] = f"{where}/{shard}" if where else shard
     weight_map = {tensor: places[shard] for tensor, shard in given.items()}
     return Index(weight_map, metadata, shard_order(places.values()))
+
+
+def _is_deep(metadata: object) -> bool:
+    """Whether it could be read but perhaps not written again, which takes more of the stack."""
+    level = [metadata]
+    for _ in range(_DEEPEST):
+        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
+    return bool(level)
 
 
 def _check_shard(shard: str, suffix: str, *, path: str, tensor: str) -> None:

@@ -33,4 +33,4 @@ def index_json(metadata: Mapping[str, object], total_size: int, weight_map: Mapp
         "metadata": {**metadata, "total_size": total_size},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    return json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(index, indent=2, allow_nan=False) + "\n"
