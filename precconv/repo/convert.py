@@ -27,6 +27,7 @@ from ..report import FileReport, Report, check_report_path
 from ..request import Request, StrPath, plan_for
 from ..runs import Progress, ProgressCallback
 from ..stats import Stats
+from .doors import check_collisions
 from .files import copied_bytes, fingerprint, model_card, output_names, write_files
 from .models import Models, open_models
 from .outcomes import outcome_dict, outcome_of
@@ -78,9 +79,9 @@ def convert_directory(
     with open_models(local_files(root, skip=(final, home_of(final))), request) as models:
         started = time.perf_counter()
         plans = plan_models(models, request)
-        require_replaceable(final, output_names(models, plans), force=request.force)
-        if request.report is not None:
-            check_report_path(request.report, [root / f for m in models.models for f in m.set.files])
+        check_collisions(output_names(models, plans), root=os.fspath(root))
+        require_replaceable(final, set(output_names(models, plans)), force=request.force)
+        _check_report(models, final, request)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
             job = _Job(models, plans, request, final, tasks, started)
@@ -90,6 +91,15 @@ def convert_directory(
                 if request.report is not None and e.report is not None:
                     e.report.write(request.report)
                 raise
+
+
+def _check_report(models: Models, final: Path, request: Request) -> None:
+    """Refuse a report that would replace a file of the source, or be replaced with the output's directory."""
+    if request.report is None:
+        return
+    check_report_path(request.report, [final, *(models.root / path for path in models.survey.files)])
+    if final.resolve() in request.report.resolve().parents:
+        raise OutputError("the report cannot go into the output", path=request.report, hint="give it another name")
 
 
 def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Task:
@@ -261,6 +271,7 @@ def _convert_to_file(root: Path, final: Path, request: Request, progress: Progre
         for path in plan.model.set.files:
             if same_file(root / path, final):
                 raise OutputError("is part of the input", path=final, hint="give another name with -o")
+        _check_report(models, final, request)
         place = output_path(
             root, whole.format, request.policy.target, final, choice=request.format, force=request.force
         )

@@ -41,10 +41,10 @@ def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) ->
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def output_names(models: Models, plans: Sequence[ModelPlan]) -> set[str]:
-    """Every file of the output, relative."""
-    weights = {name for p in plans for name in (*(o.name for o in p.outputs), p.index) if name is not None}
-    return weights | set(models.survey.others)
+def output_names(models: Models, plans: Sequence[ModelPlan]) -> list[str]:
+    """Every file of the output, relative; one that comes twice would be written twice."""
+    weights = [name for p in plans for name in (*(o.name for o in p.outputs), p.index) if name is not None]
+    return [*weights, *models.survey.others]
 
 
 def copied_bytes(models: Models) -> int:

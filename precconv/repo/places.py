@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..dtypes import CASTABLE, DType
-from ..errors import InputError, OutputError
+from ..errors import OutputError
 from ..formats import format_for_suffix
 from ..paths import is_directory, is_taken, reason, same_file
 from .names import parse_index, parse_weight
@@ -56,14 +56,17 @@ def require_replaceable(final: Path, names: Collection[str], *, force: bool) -> 
     ``names``: the files of the output, relative.  Weight files and their indexes may go too, as they must: what an
     older run left of them would be loaded with the new ones.
     """
-    if not is_taken(final) or not any(final.iterdir()):
+    if not is_taken(final):
+        return
+    try:
+        is_empty = not any(final.iterdir())
+        there = [p for p in final.rglob("*") if p.is_symlink() or not p.is_dir()]
+    except OSError as e:
+        raise OutputError(f"cannot be read: {reason(e)}", path=final) from e
+    if is_empty:
         return
     if not force:
         raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
-    try:
-        there = [p for p in final.rglob("*") if p.is_symlink() or not p.is_dir()]
-    except OSError as e:
-        raise InputError(f"cannot be read: {reason(e)}", path=final) from e
     for path in there:
         name = path.relative_to(final).as_posix()
         if name not in names and parse_weight(path.name) is None and parse_index(path.name) is None:

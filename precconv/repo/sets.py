@@ -56,6 +56,12 @@ class Survey:
     notes: tuple[str, ...]
     pipeline: Mapping[str, object] | None  #: the root's ``model_index.json``
 
+    @property
+    def files(self) -> list[str]:
+        """Every file that is part of the model or was looked at."""
+        weights = [path for s in self.sets for path in (*s.files, s.index) if path is not None]
+        return [*weights, *self.others, *(left.path for left in self.left_out)]
+
 
 def output_name(
     source: WeightSet, *, suffix: str, variant: str | None, number: int | None = None, total: int | None = None
