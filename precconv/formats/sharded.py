@@ -11,12 +11,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 
 from ..fileio import SourceFile
 from . import Elements, Format, Source
 from .torch_tensors import TensorRef
 
 __all__ = ["JoinedFile", "JoinedReader", "join"]
+
+
+#: Files that stay open between two reads; a model can have more shards than a process may have open files.
+_KEPT_OPEN = 8
 
 
 class JoinedFile:
@@ -27,13 +32,16 @@ class JoinedFile:
         self.files = tuple(files)
         self.starts = list(accumulate((f.size for f in files), initial=0))  #: first byte of each, and the end
         self.size = self.starts[-1]
+        self._lock, self._kept = Lock(), dict[int, ExitStack]()  # the last few that were read, the last one last
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` (bytes) from ``offset``, across the files' ends."""
         at = bisect_right(self.starts, offset) - 1
         while buffer:
             count = min(len(buffer), self.starts[at + 1] - offset)
-            self.files[at].read_into(buffer[:count], offset - self.starts[at])
+            if count:
+                with self.reading(at) as file:
+                    file.read_into(buffer[:count], offset - self.starts[at])
             buffer, offset, at = buffer[count:], offset + count, at + 1
 
     def read(self, offset: int, length: int) -> bytes:
@@ -41,24 +49,62 @@ class JoinedFile:
         self.read_into(memoryview(buffer), offset)
         return bytes(buffer)
 
+    @contextmanager
+    def reading(self, at: int) -> Iterator[SourceFile]:
+        """One of the files, open for as long as the body reads it."""
+        file = self.files[at]
+        with file.held():
+            with self._lock:
+                self._keep(at)
+            yield file
+
+    def _keep(self, at: int) -> None:
+        hold = self._kept.pop(at, None)
+        if hold is None:
+            hold = ExitStack()
+            hold.enter_context(self.files[at].held())
+            self.files[at].advise_sequential()
+        self._kept[at] = hold
+        if len(self._kept) > _KEPT_OPEN:
+            self._kept.pop(next(iter(self._kept))).close()
+
     def advise_sequential(self) -> None:
-        for file in self.files:
-            file.advise_sequential()
+        """Each file is advised when it is opened."""
 
     def require_unchanged(self) -> None:
         for file in self.files:
-            file.require_unchanged()
+            with file.held():
+                file.require_unchanged()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for file in self.files:
-                stack.enter_context(file.held())
+        try:
             yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            while self._kept:
+                self._kept.popitem()[1].close()
 
     def close(self) -> None:
+        self._release()
         for file in self.files:
             file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedElements:
+    """Reads a tensor of one of the files, which is open only meanwhile."""
+
+    file: JoinedFile
+    at: int
+    elements: Elements
+
+    def read(self, out: memoryview, start: int) -> None:
+        with self.file.reading(self.at):
+            self.elements.read(out, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +133,13 @@ def join(path: Path, sources: Sequence[Source]) -> Source:
         for t in source.infos
     ]
     refs = {name: ref for s in sources for name, ref in s.refs.items()}
-    owners = {id(ref): s for s in sources for ref in s.refs.values()}
+    owners = {id(ref): n for n, s in enumerate(sources) for ref in s.refs.values()}
 
     def open_elements(ref: TensorRef) -> Elements:
-        opener = owners[id(ref)].open_elements
+        at = owners[id(ref)]
+        opener = sources[at].open_elements
         assert opener is not None
-        return opener(ref)
+        return _JoinedElements(file, at, opener(ref))
 
     reader = JoinedReader(sources[0].reader.format, file, metadata, notes)
     return Source(reader, infos, refs, open_elements, is_part=True)
