@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from ..bulk import collector_paused
 from ..checks import Finding
 from ..convert import Outcome, Task, convert_checkpoint, make_task, planned_bytes, refusal, require_space, verify, write
-from ..errors import NumericError, OutputError, PrecconvError, UsageError, VerificationError
+from ..errors import NumericError, OutputError, PrecconvError, SourceChangedError, UsageError, VerificationError
 from ..fileio import part_file
 from ..formats.sharded import JoinedFile
 from ..outputs import output_format, output_path
@@ -34,7 +34,7 @@ from .outcomes import outcome_dict, outcome_of
 from .places import directory_output, require_replaceable, single_output
 from .plans import ModelPlan, Output, combined, plan_models, prefixed
 from .source import local_files
-from .stage import Stage, home_of, staged
+from .stage import Stage, home_of, put_back, staged
 
 __all__ = ["convert_directory", "plan_directory"]
 
@@ -58,7 +58,8 @@ class _Job:
 def plan_directory(source: StrPath, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_directory`` with the same arguments would do, from headers and configs alone."""
     root, one = Path(source), single_output(output)
-    with open_models(local_files(root), request) as models, collector_paused():
+    skip = () if output is None or one is not None else (Path(output),)
+    with open_models(local_files(root, skip=skip), request) as models, collector_paused():
         if one is not None:
             made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one)
             return made
@@ -76,6 +77,7 @@ def convert_directory(
     if one is not None:
         return _convert_to_file(root, one, request, progress)
     final = directory_output(root, request.policy.target, output)
+    put_back(final)
     with open_models(local_files(root, skip=(final, home_of(final))), request) as models:
         started = time.perf_counter()
         plans = plan_models(models, request)
@@ -108,6 +110,26 @@ def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Ta
 
 
 def _convert(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Report:
+    """Do it; what is done when something comes between is kept, unless another run could not use it."""
+    try:
+        return _done(job, stage, progress)
+    except (NumericError, SourceChangedError, VerificationError):
+        raise
+    except KeyboardInterrupt:
+        stage.kept = bool(stage.done)
+        if not stage.kept:
+            raise
+        finished = f"{len(stage.done)} of {len(job.tasks)} weight files"
+        message = f"interrupted; {finished} are done, and the same command goes on from there"
+        raise KeyboardInterrupt(message) from None
+    except BaseException as e:
+        stage.kept = bool(stage.done)
+        if stage.kept and isinstance(e, PrecconvError):
+            e.hint = "; ".join(filter(None, (e.hint, "what is done is kept: the same command goes on from there")))
+        raise
+
+
+def _done(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Report:
     todo = [row for row in job.tasks if row[1].name not in stage.done]
     require_space(job.final, sum(task.layout.size for *_, task in todo) + copied_bytes(job.models))
     outcomes = {o.name: outcome_of(task, stage.done[o.name]) for _, o, task in job.tasks if o.name in stage.done}
@@ -115,16 +137,6 @@ def _convert(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Repo
         outcomes |= _write_all(job, stage, todo, progress)
     except VerificationError as e:
         e.report = _report(job, outcomes, (), published=False)
-        raise
-    except KeyboardInterrupt:
-        stage.kept = True
-        finished = f"{sum(stage.place(o.name).exists() for _, o, _ in job.tasks)} of {len(job.tasks)} weight files"
-        message = f"interrupted; {finished} are done, and the same command goes on from there"
-        raise KeyboardInterrupt(message) from None
-    except BaseException as e:
-        stage.kept = any(stage.place(o.name).exists() for _, o, _ in job.tasks)
-        if stage.kept and isinstance(e, PrecconvError):
-            e.hint = "; ".join(filter(None, (e.hint, "what is done is kept: the same command goes on from there")))
         raise
     errors = [f for f in _findings(job, outcomes) if f.level == "error"]
     if errors:
@@ -171,7 +183,7 @@ def _write_all(
 
 def _collect(running: dict[Future[Outcome], str], outcomes: dict[str, Outcome], progress: Progress) -> None:
     """Wait a moment; take in what is finished, or raise why it is not."""
-    done, _ = wait(running, timeout=0.1, return_when=FIRST_EXCEPTION)
+    done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
     progress.show()
     for future in done:
         outcomes[running.pop(future)] = future.result()

@@ -21,7 +21,7 @@ from ..errors import InputError, OutputError
 from ..fileio import PART_SUFFIX, part_file, sync_directory, try_lock
 from ..paths import is_taken, reason
 
-__all__ = ["Stage", "staged"]
+__all__ = ["Stage", "home_of", "put_back", "staged"]
 
 _STATE, _LOCK = "state.json", "lock"
 _OLD = "replaced"  #: where an output that is being replaced waits
@@ -79,6 +79,7 @@ class Stage:
         }  # fmt: skip
         key = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).hexdigest()
         self._write(self.home / "done" / f"{key}.json", entry)
+        self.done[name] = entry["data"]
 
     def _write(self, path: Path, data: Mapping[str, Any]) -> None:
         text = json.dumps(data).encode()
@@ -141,30 +142,47 @@ def staged(final: Path, fingerprint: str, *, durable: bool) -> Iterator[Stage]:
 
     Raises OutputError where another run is making the same output.
     """
-    home = home_of(final)
+    home, keep = home_of(final), False
     with _writing(final):
         home.mkdir(exist_ok=True)
-        fd = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-    keep = False
-    try:
-        if not try_lock(fd):
-            keep = True
+    with _lock(final) as is_mine:
+        if not is_mine:
             raise OutputError("another run is writing it", path=final, hint="wait for it, or give another name with -o")
-        with _writing(final):
-            if is_taken(home / _OLD):  # a run was killed between taking the old one away and putting the new one there
-                if not is_taken(final):
-                    (home / _OLD).rename(final)
-                else:
-                    shutil.rmtree(home / _OLD)
-            stage = Stage(final, home, fingerprint, durable=durable)
         try:
-            yield stage
+            with _writing(final):
+                if is_taken(home / _OLD) and is_taken(final):  # a run was killed before it could remove it
+                    shutil.rmtree(home / _OLD)
+                stage = Stage(final, home, fingerprint, durable=durable)
+            try:
+                yield stage
+            finally:
+                keep = stage.kept
         finally:
-            keep = stage.kept
+            if not keep:  # under the lock: who comes next makes a directory of their own
+                shutil.rmtree(home, ignore_errors=True)
+    if not keep and os.name == "nt":  # where a file that is open cannot be removed
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def put_back(final: Path) -> None:
+    """Give an output its name back where a run was killed between taking it away and putting the new one there."""
+    old = home_of(final) / _OLD
+    if is_taken(old):
+        with _lock(final) as is_mine, _writing(final):
+            if is_mine and not is_taken(final):
+                old.rename(final)
+
+
+@contextmanager
+def _lock(final: Path) -> Iterator[bool]:
+    """Whether no other run is making the same output, nor is until the end of the body."""
+    path = home_of(final) / _LOCK
+    with _writing(final):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        yield try_lock(fd) and path.exists()  # else whoever held it has removed it
     finally:
         os.close(fd)
-        if not keep:
-            shutil.rmtree(home, ignore_errors=True)
 
 
 def home_of(final: Path) -> Path:
