@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import OutputError
 
-__all__ = ["free_bytes", "is_directory", "is_taken", "library_path", "reason", "same_file"]
+__all__ = ["exists", "free_bytes", "is_directory", "is_taken", "library_path", "reason", "same_file"]
 
 
 def reason(error: OSError) -> str:
@@ -42,6 +42,11 @@ def free_bytes(directory: Path) -> int:
 def is_directory(path: str | os.PathLike[str]) -> bool:
     """Like ``Path.is_dir``, which raises before Python 3.14 where a name is too long or may not be looked up."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Like ``Path.exists``, which raises before Python 3.14 where a name is too long or may not be looked up."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def is_taken(path: Path) -> bool:

@@ -1,6 +1,6 @@
-"""The conversion of a whole model: every checkpoint of a directory, its configs, and the files around them.
+"""The conversion of a whole model: every checkpoint of it, its configs, and the files around them.
 
-Shards are made side by side in a directory of their own, see ``stage``; it gets the output's name when all is there.
+Outputs are made side by side in a directory of their own, see ``stage``; it gets the output's name when all is there.
 """
 
 from __future__ import annotations
@@ -8,62 +8,71 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ..bulk import collector_paused
-from ..checks import Finding
+from ..checkpoint import open_checkpoint
 from ..convert import Outcome, Task, convert_checkpoint, make_task, planned_bytes, refusal, require_space, verify, write
-from ..errors import NumericError, OutputError, PrecconvError, SourceChangedError, UsageError, VerificationError
+from ..errors import (
+    NumericError,
+    OutputError,
+    PrecconvError,
+    SourceChangedError,
+    UsageError,
+    VerificationError,
+)
 from ..fileio import part_file
 from ..formats.sharded import JoinedFile
 from ..outputs import output_format, output_path
 from ..paths import same_file
 from ..plan import Plan
-from ..report import FileReport, Report, check_report_path
+from ..report import Report, check_report_path
 from ..request import Request, StrPath, plan_for
 from ..runs import Progress, ProgressCallback
-from ..stats import Stats
 from .doors import check_collisions
 from .files import copied_bytes, fingerprint, model_card, output_names, write_files
 from .models import Models, open_models
 from .outcomes import outcome_dict, outcome_of
 from .places import directory_output, require_replaceable, single_output
-from .plans import ModelPlan, Output, combined, plan_models, prefixed
-from .source import local_files
+from .plans import ModelPlan, Output, plan_models
+from .reports import Job, findings, plan_of_all, report
+from .source import Files, local_files
 from .stage import Stage, home_of, put_back, staged
 
-__all__ = ["convert_directory", "plan_directory"]
+__all__ = ["Sink", "convert_directory", "convert_files", "plan_directory", "plan_files"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What stays the same throughout one conversion."""
+class Sink(Protocol):
+    """Where an output's files go beside, or instead of, a directory of their own."""
 
-    models: Models
-    plans: Sequence[ModelPlan]
-    request: Request
-    final: Path
-    tasks: Sequence[tuple[ModelPlan, Output, Task]]
-    started: float
+    def take(self, path: Path, name: str) -> None:
+        """A finished file of the output; called as they are finished, from any thread."""
+        ...
 
-    @property
-    def alone(self) -> bool:
-        return len(self.plans) == 1
+    def finish(self, done: Report) -> str:
+        """All files were taken; where they are now."""
+        ...
 
 
 def plan_directory(source: StrPath, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_directory`` with the same arguments would do, from headers and configs alone."""
-    root, one = Path(source), single_output(output)
-    skip = () if output is None or one is not None else (Path(output),)
-    with open_models(local_files(root, skip=skip), request) as models, collector_paused():
+    skip = () if output is None or single_output(output) is not None else (Path(output),)
+    return plan_files(local_files(Path(source), skip=skip), output, request)
+
+
+def plan_files(files: Files, output: StrPath | None, request: Request) -> Plan:
+    """The same for a model's files wherever they lie."""
+    one = single_output(output)
+    with open_models(files, request) as models, collector_paused():
         if one is not None:
             made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one)
             return made
-        return _combined(models, plan_models(models, request), request)
+        return plan_of_all(models, plan_models(models, request), request)
 
 
 def convert_directory(
@@ -75,20 +84,38 @@ def convert_directory(
     """
     root, one = Path(source), single_output(output)
     if one is not None:
-        return _convert_to_file(root, one, request, progress)
+        return convert_to_file(local_files(root), one, request, progress)
     final = directory_output(root, request.policy.target, output)
     put_back(final)
-    with open_models(local_files(root, skip=(final, home_of(final))), request) as models:
+    return convert_files(local_files(root, skip=(final, home_of(final))), final, request, progress)
+
+
+def convert_files(
+    files: Files,
+    final: Path,
+    request: Request,
+    progress: ProgressCallback | None = None,
+    sink: Sink | None = None,
+    *,
+    keeps: bool = True,
+) -> Report:
+    """Convert a model's files to the directory ``final``.
+
+    ``sink``: takes the output's files too; without ``keeps`` they go there alone.
+    """
+    with open_models(files, request) as models:
         started = time.perf_counter()
         plans = plan_models(models, request)
-        check_collisions(output_names(models, plans), root=os.fspath(root))
-        require_replaceable(final, set(output_names(models, plans)), force=request.force)
+        names = output_names(models, plans)
+        check_collisions(names, root=os.fspath(files.root))
+        if keeps:
+            require_replaceable(final, set(names), force=request.force)
         _check_report(models, final, request)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
-            job = _Job(models, plans, request, final, tasks, started)
+            job = Job(models, plans, request, final, tasks, started)
             try:
-                return _convert(job, stage, progress)
+                return _convert(job, stage, progress, sink, keeps=keeps)
             except (NumericError, VerificationError) as e:
                 if request.report is not None and e.report is not None:
                     e.report.write(request.report)
@@ -109,10 +136,10 @@ def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Ta
     return make_task(output.found, output.plan, stage.place(output.name), made.fmt, norms)
 
 
-def _convert(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Report:
+def _convert(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool) -> Report:
     """Do it; what is done when something comes between is kept, unless another run could not use it."""
     try:
-        return _done(job, stage, progress)
+        return _done(job, stage, progress, sink, keeps=keeps)
     except (NumericError, SourceChangedError, VerificationError):
         raise
     except KeyboardInterrupt:
@@ -129,39 +156,60 @@ def _convert(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Repo
         raise
 
 
-def _done(job: _Job, stage: Stage, progress: ProgressCallback | None) -> Report:
+def _done(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool) -> Report:
     todo = [row for row in job.tasks if row[1].name not in stage.done]
-    require_space(job.final, sum(task.layout.size for *_, task in todo) + copied_bytes(job.models))
+    _require_space(job, todo)
     outcomes = {o.name: outcome_of(task, stage.done[o.name]) for _, o, task in job.tasks if o.name in stage.done}
+    if sink is not None:
+        for name in outcomes:
+            sink.take(stage.place(name), name)
     try:
-        outcomes |= _write_all(job, stage, todo, progress)
+        outcomes |= _write_all(job, stage, todo, progress, sink)
     except VerificationError as e:
-        e.report = _report(job, outcomes, (), published=False)
+        e.report = report(job, outcomes)
         raise
-    errors = [f for f in _findings(job, outcomes) if f.level == "error"]
+    errors = [f for f in findings(job, outcomes) if f.level == "error"]
     if errors:
-        report = _report(job, outcomes, (), published=False)
-        raise refusal(errors, job.request, path=os.fspath(job.models.root), report=report)
-    plan = _combined(job.models, _carried_out(job.plans, outcomes), job.request)
+        raise refusal(errors, job.request, path=job.models.files.shown, report=report(job, outcomes))
+    plan = plan_of_all(job.models, job.plans, job.request, outcomes)
     files = write_files(job.models, job.plans, outcomes, stage, model_card(job.models, plan, job.request))
-    done = _report(job, outcomes, files, published=True)
+    where = os.fspath(job.final)
+    if sink is not None:
+        for f in files:
+            if f.action in ("written", "copied"):
+                sink.take(stage.place(f.path), f.path)
+        where = sink.finish(report(job, outcomes, files))
+    done = report(job, outcomes, files, output=os.fspath(job.final) if keeps else where)
     stage.only({f.path for f in files if f.action != "left out"})
     with done.staged(job.request.report) if job.request.report else nullcontext():
-        stage.publish()
+        if keeps:
+            stage.publish()
     return done
+
+
+def _require_space(job: Job, todo: Sequence[tuple[ModelPlan, Output, Task]]) -> None:
+    sizes = [task.layout.size for *_, task in todo]
+    if job.models.files.near is not None:  # a file at a time, and what it is made from
+        sources = job.models.files.sizes
+        sizes = [max([0, *(task.layout.size + sum(sources[p] for p in o.sources) for _, o, task in todo)])]
+    require_space(job.final, sum(sizes) + copied_bytes(job.models))
 
 
 # The weights
 
 
 def _write_all(
-    job: _Job, stage: Stage, todo: Sequence[tuple[ModelPlan, Output, Task]], callback: ProgressCallback | None
+    job: Job,
+    stage: Stage,
+    todo: Sequence[tuple[ModelPlan, Output, Task]],
+    callback: ProgressCallback | None,
+    sink: Sink | None,
 ) -> dict[str, Outcome]:
     """Make all outputs, as many side by side as there are workers; the first failure stops the others."""
     progress = Progress(sum(planned_bytes(task) for *_, task in todo), callback)
     workers = job.request.workers
-    if workers == 1 or len(todo) <= 1:
-        return {output.name: _make(stage, output, task, progress) for _, output, task in todo}
+    if workers == 1 or len(todo) <= 1 or job.models.files.near is not None:
+        return {output.name: _make(job, stage, output, task, progress, sink) for _, output, task in todo}
     side_by_side = min(workers, len(todo))
     outcomes: dict[str, Outcome] = {}
     with ThreadPoolExecutor(side_by_side) as pool:
@@ -172,7 +220,7 @@ def _write_all(
                     _collect(running, outcomes, progress)
                 threads = workers if n + 1 == len(todo) else max(1, workers // side_by_side)
                 narrowed = replace(task, request=replace(task.request, workers=threads))
-                running[pool.submit(_make, stage, output, narrowed, progress)] = output.name
+                running[pool.submit(_make, job, stage, output, narrowed, progress, sink)] = output.name
             while running:
                 _collect(running, outcomes, progress)
         except BaseException:
@@ -189,72 +237,49 @@ def _collect(running: dict[Future[Outcome], str], outcomes: dict[str, Outcome], 
         outcomes[running.pop(future)] = future.result()
 
 
-def _make(stage: Stage, output: Output, task: Task, progress: Progress) -> Outcome:
+def _make(job: Job, stage: Stage, output: Output, task: Task, progress: Progress, sink: Sink | None) -> Outcome:
     """One output, whole and recorded, unless a check refused it."""
+    if job.models.files.near is not None:
+        return _near(job, stage, output, task, progress, sink)
+    outcome = _written(stage, output, task, progress)
+    if not outcome.errors:
+        stage.record(output.name, outcome_dict(task, outcome))
+        if sink is not None:
+            sink.take(task.final, output.name)
+    return outcome
+
+
+def _near(job: Job, stage: Stage, output: Output, task: Task, progress: Progress, sink: Sink | None) -> Outcome:
+    """One output of a source that is brought here for it and removed again, and the output after it."""
+    assert job.models.files.near is not None
+    request = task.request
+    with ExitStack() as stack:
+        (path,) = [stack.enter_context(job.models.files.near(p)) for p in output.sources]
+        found = stack.enter_context(
+            open_checkpoint(path, weights=request.weights, select=request.select, strip_wrappers=request.strip_wrappers)
+        )
+        local = make_task(found, output.plan, task.final, task.fmt, request)
+        outcome = _written(stage, replace(output, found=found), local, progress)
+    if not outcome.errors:
+        assert sink is not None
+        sink.take(task.final, output.name)
+        task.final.unlink()
+    return outcome
+
+
+def _written(stage: Stage, output: Output, task: Task, progress: Progress) -> Outcome:
     with task.file.held(), part_file(task.final) as part:
         outcome = write(task, part, progress)
         if not outcome.errors:
             outcome = verify(task, outcome, part, progress)
             shutil.copymode(_first_file(output), part.path)
             part.publish(replace=True, durable=stage.must_sync)
-            stage.record(output.name, outcome_dict(task, outcome))
     return outcome
 
 
 def _first_file(output: Output) -> Path:
     file = output.found.file
     return file.files[0].path if isinstance(file, JoinedFile) else file.path
-
-
-# The report
-
-
-def _findings(job: _Job, outcomes: Mapping[str, Outcome]) -> list[Finding]:
-    return [
-        replace(f, tensor=prefixed(made.model.name, f.tensor, alone=job.alone))
-        for made, output, _ in job.tasks
-        if output.name in outcomes
-        for f in outcomes[output.name].findings
-    ]
-
-
-def _carried_out(plans: Sequence[ModelPlan], outcomes: Mapping[str, Outcome]) -> list[ModelPlan]:
-    """The plans with what became of them: overflow may have changed a dtype."""
-    done = []
-    for made in plans:
-        parts = [outcomes[o.name].plan if o.name in outcomes else o.plan for o in made.outputs]
-        done.append(replace(made, plan=replace(made.plan, items=tuple(i for p in parts for i in p.items))))
-    return done
-
-
-def _combined(models: Models, plans: Sequence[ModelPlan], request: Request) -> Plan:
-    return combined(request.policy, [(p.model.name, p.plan) for p in plans], [*models.notes, *models.left_out()])
-
-
-def _report(job: _Job, outcomes: Mapping[str, Outcome], files: Sequence[FileReport], *, published: bool) -> Report:
-    return Report(
-        source=job.models.files.shown,
-        output=os.fspath(job.final) if published else None,
-        plan=_combined(job.models, _carried_out(job.plans, outcomes), job.request),
-        seen=dict(_stats(job, outcomes)),
-        findings=tuple(_findings(job, outcomes)),
-        options=job.request.repo_options(),
-        source_bytes=sum(m.whole.file.size for m in job.models.models),
-        output_bytes=sum(outcomes[o.name].size if o.name in outcomes else t.layout.size for _, o, t in job.tasks),
-        verified_bytes=sum(o.verified for o in outcomes.values()),
-        seconds=time.perf_counter() - job.started,
-        files=tuple(files),
-    )
-
-
-def _stats(job: _Job, outcomes: Mapping[str, Outcome]) -> Iterator[tuple[int, Stats]]:
-    """By position in the combined plan."""
-    first = 0
-    for _, output, task in job.tasks:
-        found = outcomes.get(output.name)
-        if found is not None:
-            yield from ((first + key, stats) for key, stats in found.stats.items())
-        first += len(found.plan.items if found is not None else task.plan.items)
 
 
 # One file
@@ -275,9 +300,11 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
     return plan_for(made.decided, made.model.whole, fmt, made.request), made
 
 
-def _convert_to_file(root: Path, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
+def convert_to_file(files: Files, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
+    """Convert a model's one checkpoint to one file."""
     request = replace(request, shared=request.shared or "clone")
-    with open_models(local_files(root), request) as models:
+    root = files.root
+    with open_models(files, request) as models:
         made, plan = _as_one(models, request, final)
         whole = plan.model.whole
         for path in plan.model.set.files:

@@ -29,10 +29,9 @@ def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) ->
     """What an output depends on, as one digest: a run that is told the same may go on with another's work."""
     survey = models.survey
     sources = [path for s in survey.sets for path in s.files] + list(survey.others)
-    stats = [(models.root / path).stat() for path in sources]
     said = {
         "version": __version__,
-        "source": [[p, s.st_size, s.st_mtime_ns] for p, s in zip(sources, stats, strict=True)],
+        "source": _identity(models, sources),
         "options": request.repo_options(),
         "measured": request.report is not None,
         "outputs": [[o.name, len(o.plan.items)] for p in plans for o in p.outputs],
@@ -45,6 +44,15 @@ def output_names(models: Models, plans: Sequence[ModelPlan]) -> list[str]:
     """Every file of the output, relative; one that comes twice would be written twice."""
     weights = [name for p in plans for name in (*(o.name for o in p.outputs), p.index) if name is not None]
     return [*weights, *models.survey.others]
+
+
+def _identity(models: Models, sources: Sequence[str]) -> list[object]:
+    """What changes when the source does: its commit, or its files' sizes and times."""
+    files = models.files
+    if files.sizes:
+        return [files.repo, files.commit, sources]
+    stats = [(models.root / path).stat() for path in sources]
+    return [[path, s.st_size, s.st_mtime_ns] for path, s in zip(sources, stats, strict=True)]
 
 
 def copied_bytes(models: Models) -> int:

@@ -156,7 +156,7 @@ def _check_index(weights: WeightSet, shards: Sequence[Checkpoint], root: Path, r
     extra = [name for name in where if canonical(name) not in named]
     if not extra:
         return []
-    return [f"not in {weights.index}, but in its shards, and so in the output: {_listed(extra)}"]
+    return [f"not in {weights.index}, but in its shards, and so in the output: {_listed([*map(repr, extra)])}"]
 
 
 def _listed(names: Sequence[str]) -> str:

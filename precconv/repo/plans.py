@@ -26,6 +26,7 @@ class Output:
     name: str  #: relative, with ``/``
     found: Checkpoint  #: what it is made from
     plan: Plan  #: for the output's format
+    sources: tuple[str, ...] = ()  #: the files it is made from, relative; all of them where they were cut anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +115,37 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
     suffix = model.set.suffix if fmt is whole.format else (".bin" if fmt.name == "pt" else fmt.suffixes[0])
     single = len(groups) == 1 and (request.shard_size is not None or model.set.is_single)
     numbers: Iterable[int | None] = [None] if single else range(1, len(groups) + 1)
+    total = None if single else len(groups)
     outputs = tuple(
-        Output(_file_name(model, suffix, request, number, None if single else len(groups)), found, plan)
-        for number, (found, plan) in zip(numbers, groups, strict=True)
+        replace(output, name=output_name(model.set, suffix=suffix, variant=request.variant, number=n, total=total))
+        for n, output in zip(numbers, groups, strict=True)
     )
     index = None if single else output_index(model.set, suffix=suffix, variant=request.variant)
-    notes = tuple(dict.fromkeys(note for _, plan in groups for note in plan.notes))
+    plans = [o.plan for o in outputs]
+    notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
     done = replace(
         made,
-        items=tuple(i for _, plan in groups for i in plan.items),
-        dropped=(*made.dropped, *(d for _, plan in groups for d in plan.dropped if d not in made.dropped)),
+        items=tuple(i for plan in plans for i in plan.items),
+        dropped=(*made.dropped, *(d for plan in plans for d in plan.dropped if d not in made.dropped)),
         notes=tuple(dict.fromkeys((*made.notes, *notes))),
     )
     return ModelPlan(model, request, fmt, made, done, outputs, index)
 
 
-def _file_name(model: Model, suffix: str, request: Request, number: int | None, total: int | None) -> str:
-    return output_name(model.set, suffix=suffix, variant=request.variant, number=number, total=total)
-
-
-def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[tuple[Checkpoint, Plan]]:
+def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[Output]:
     """The same shards, but for those of which nothing is left."""
     items, dropped = {i.src.name: i for i in made.items}, {i.src.name: i for i in made.dropped}
     groups = []
-    for shard in model.shards:
+    for path, shard in zip(model.set.files, model.shards, strict=True):
         mine = [_placed(items[t.name], t.offset) for t in shard.infos if t.name in items]
         gone = [dropped[t.name] for t in shard.infos if t.name in dropped]
         if mine:
             part = _part(made, mine, gone, {**shard.metadata})
-            groups.append((shard, plan_for(part, shard, fmt, request)))
+            groups.append(Output("", shard, plan_for(part, shard, fmt, request), (path,)))
     return groups
 
 
-def _by_size(model: Model, made: Plan, fmt: Format, request: Request) -> list[tuple[Checkpoint, Plan]]:
+def _by_size(model: Model, made: Plan, fmt: Format, request: Request) -> list[Output]:
     """Shards of at most ``shard_size`` bytes, whatever the source's are."""
     assert request.shard_size is not None
     whole = model.whole
@@ -156,9 +155,10 @@ def _by_size(model: Model, made: Plan, fmt: Format, request: Request) -> list[tu
         raise UsageError(message, path=whole.file.path, hint=hint)
     found = replace(whole, source=replace(whole.source, is_part=True))
     whole_plan = plan_for(made, found, fmt, request)
+    files = model.set.files
     parts = split(whole_plan.items, [i.nbytes for i in whole_plan.items], request.shard_size)
     return [
-        (found, _part(whole_plan, items, whole_plan.dropped if n == 0 else (), whole_plan.metadata))
+        Output("", found, _part(whole_plan, items, whole_plan.dropped if n == 0 else (), whole_plan.metadata), files)
         for n, items in enumerate(parts)
     ]
 

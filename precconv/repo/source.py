@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..fileio import InputFile, SourceFile
@@ -25,6 +26,9 @@ class Files:
     shown: str  #: what the source is called
     repo: str | None = None  #: ``org/name``, where it comes from the Hub
     commit: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)  #: bytes, where the files are not here
+    near: Callable[[str], AbstractContextManager[Path]] | None = None
+    """Brings a file here for as long as it is needed, where there is no room for all of them."""
 
     def read(self, path: str) -> bytes:
         """A small file whole, or enough of a large one for its reader to refuse it."""
