@@ -16,6 +16,7 @@ from .checks import Finding as Finding
 from .dtypes import DType as DType
 from .dtypes import dtype as dtype
 from .errors import CorruptCheckpointError as CorruptCheckpointError
+from .errors import HubError as HubError
 from .errors import InputError as InputError
 from .errors import NumericError as NumericError
 from .errors import OutputError as OutputError

@@ -9,6 +9,8 @@ from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
 from .dtypes import DType
 from .errors import UsageError
+from .hub.convert import convert_repo, inspect_repo, plan_repo
+from .hub.refs import parse_ref
 from .inspection import Inspection, inspect_file
 from .outputs import FormatChoice
 from .paths import is_directory
@@ -60,6 +62,9 @@ def plan(
     )  # fmt: skip
     if is_directory(source):
         return plan_directory(source, output, request)
+    ref = parse_ref(source)
+    if ref is not None:
+        return plan_repo(ref, output, request)
     return plan_file(source, output, _of_file(request, source))
 
 
@@ -136,6 +141,9 @@ def convert(
     )  # fmt: skip
     if is_directory(source):
         return convert_directory(source, output, request, progress)
+    ref = parse_ref(source)
+    if ref is not None:
+        return convert_repo(ref, output, request, progress)
     return convert_file(source, output, _of_file(request, source), progress)
 
 
@@ -157,4 +165,9 @@ def inspect(source: StrPath, *, weights: Weights = "auto", select: str | None = 
     ``weights``, ``select``: as in ``convert``.  Where they leave a choice, all weights are shown and a note says so.
     Raises InputError for a source that cannot be used.
     """
-    return (inspect_directory if is_directory(source) else inspect_file)(source, weights=weights, select=select)
+    if is_directory(source):
+        return inspect_directory(source, weights=weights, select=select)
+    ref = parse_ref(source)
+    if ref is not None:
+        return inspect_repo(ref, weights=weights, select=select)
+    return inspect_file(source, weights=weights, select=select)

@@ -10,21 +10,24 @@
     - RuleError                  2   a rule that cannot be read, or that matches nothing
   x NumericError                 3   a numeric check refused
   x VerificationError            4   the written file is not what was planned; it was not published
+  x HubError                     5   the Hub refused or could not be reached
 
 Each carries what it is about: ``path``, ``tensor``, ``hint`` (what to do, one line) and, where a
-conversion had got that far, ``report``.
+conversion had got that far, ``report``.  A HubError also has its ``kind`` and, where the Hub said it, how long to
+``wait``.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from .report import Report
 
 __all__ = [
     "CorruptCheckpointError",
+    "HubError",
     "InputError",
     "NumericError",
     "OutputError",
@@ -94,3 +97,33 @@ class NumericError(PrecconvError):
 
 class VerificationError(PrecconvError):
     exit_code = 4
+
+
+HubKind = Literal[
+    "conflict", "connection", "disabled", "file", "gated", "not found", "offline", "permission", "quota", "rate limit",
+    "refused", "revision", "server", "token",
+]  # fmt: skip
+
+
+class HubError(PrecconvError):
+    """``path`` is the repo; ``wait`` is in seconds."""
+
+    exit_code = 5
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: HubKind,
+        path: str | None = None,
+        hint: str | None = None,
+        wait: float | None = None,
+    ) -> None:
+        super().__init__(message, path=path, hint=hint)
+        self.kind = kind
+        self.wait = wait
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may succeed a little later."""
+        return self.kind in ("conflict", "connection", "rate limit", "server")

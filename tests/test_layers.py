@@ -34,12 +34,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("convert",),
     ("text",),
     ("repo",),
+    ("hub",),
     ("api",),
     ("cli", "__init__"),
     ("__main__",),
 )
 #: A package whose modules may import each other; it stands in one layer as a whole.
-PACKAGES = ("cli", "formats", "presets", "repo")
+PACKAGES = ("cli", "formats", "hub", "presets", "repo")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -14,27 +14,32 @@ from ..rules import Policy
 from ..weights import Weights
 from .models import Models, open_models
 from .plans import prefixed
-from .source import local_files
+from .source import Files, local_files
 
-__all__ = ["inspect_directory"]
+__all__ = ["inspect_directory", "inspect_files"]
 
 
 def inspect_directory(
     source: str | os.PathLike[str], *, weights: Weights = "auto", select: str | None = None
 ) -> Inspection:
     """Read the headers of a directory's checkpoints; where ``weights`` leaves a choice, all are shown."""
+    return inspect_files(local_files(Path(source)), weights=weights, select=select)
+
+
+def inspect_files(files: Files, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
+    """The same for a model's files wherever they lie."""
     request = Request(policy=Policy(FP32), weights=weights, select=select)  # what becomes of them is not asked
     notes: tuple[str, ...] = ()
     try:
-        return _inspect(Path(source), request, notes)
+        return _inspect(files, request, notes)
     except UsageError as e:
-        if weights != "auto" or select is not None or e.path is None or Path(e.path) == Path(source):
+        if weights != "auto" or select is not None or e.path is None or Path(e.path) == files.root:
             raise
-        return _inspect(Path(source), replace(request, weights="all"), (e.message,))
+        return _inspect(files, replace(request, weights="all"), (e.message,))
 
 
-def _inspect(root: Path, request: Request, notes: tuple[str, ...]) -> Inspection:
-    with open_models(local_files(root), request) as found:
+def _inspect(files: Files, request: Request, notes: tuple[str, ...]) -> Inspection:
+    with open_models(files, request) as found:
         alone = len(found.models) == 1
         rows = [
             (t._replace(name=prefixed(m.name, t.name, alone=alone)), path)
@@ -44,7 +49,7 @@ def _inspect(root: Path, request: Request, notes: tuple[str, ...]) -> Inspection
         ]
         formats = dict.fromkeys(m.whole.format.name for m in found.models)
         return Inspection(
-            path=os.fspath(root),
+            path=files.shown,
             format=" and ".join(formats),
             file_bytes=sum(m.whole.file.size for m in found.models),
             metadata=dict(found.models[0].whole.metadata) if alone else {},
