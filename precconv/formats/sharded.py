@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -132,14 +132,23 @@ def join(path: Path, sources: Sequence[Source]) -> Source:
         for source, start in zip(sources, file.starts, strict=False)
         for t in source.infos
     ]
-    refs = {name: ref for s in sources for name, ref in s.refs.items()}
-    owners = {id(ref): n for n, s in enumerate(sources) for ref in s.refs.values()}
+    refs: dict[str, TensorRef] = {}
+    owners: dict[int, tuple[int, TensorRef]] = {}
+    for number, source in enumerate(sources):
+        for name, ref in source.refs.items():
+            refs[name] = _in_file(ref, number)
+            owners[id(refs[name])] = number, ref
 
     def open_elements(ref: TensorRef) -> Elements:
-        at = owners[id(ref)]
+        at, own = owners[id(ref)]
         opener = sources[at].open_elements
         assert opener is not None
-        return _JoinedElements(file, at, opener(ref))
+        return _JoinedElements(file, at, opener(own))
 
     reader = JoinedReader(sources[0].reader.format, file, metadata, notes)
     return Source(reader, infos, refs, open_elements, is_part=True)
+
+
+def _in_file(ref: TensorRef, number: int) -> TensorRef:
+    """With a storage that is not taken for another file's: every file counts its storages from 0."""
+    return replace(ref, storage=replace(ref.storage, key=f"{number}/{ref.storage.key}"))
