@@ -211,8 +211,10 @@ def test_torch_files_stay_torch_files_in_which_tied_tensors_share_memory(
     for a, b in saved.family.tied:
         assert where[a].data_ptr() == where[b].data_ptr()
     if size == SHARDED:
-        names = index_of(source, "pytorch_model.bin.index.json")["weight_map"]
-        assert index_of(tmp_path / "out", "pytorch_model.bin.index.json")["weight_map"] == names
+        before, after = (index_of(f, "pytorch_model.bin.index.json") for f in (source, tmp_path / "out"))
+        assert after["weight_map"] == before["weight_map"]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in where.values()}
+        assert after["metadata"]["total_size"] == sum(storages.values())
 
 
 # Variants

@@ -90,8 +90,8 @@ def _place(index: TorchFile, piece: Piece, keys: Mapping[str, int]) -> Place:
 
 
 def _flat_place(source: Source, piece: Piece, src: TensorInfo, keys: Mapping[str, int]) -> Place:
-    """A tensor by itself, wherever in the source its elements lie."""
-    return Place(src, piece.to, piece.offset, (keys[src.name],), source.elements(src))
+    """A tensor by itself or with those tied to it, wherever in the source its elements lie."""
+    return Place(src, piece.to, piece.offset, tuple(keys[t.name] for t in piece.tensors), source.elements(src))
 
 
 _STORAGES = {
@@ -112,9 +112,11 @@ def _flat(source: Source, tensors: Sequence[TensorInfo]) -> tuple[TorchFile, Map
         return TorchFile(index.source, index.form, pickle, index.extents, index.big_endian), source.refs
     nodes: dict[object, object] = {}
     extents: dict[str, Extent] = {}
+    views: dict[object, str] = {}  # shards of a torch checkpoint: tied tensors share their data here too
     for i, t in enumerate(tensors):
-        extents[str(i)] = Extent(t.offset, t.nbytes, t.nbytes)
-        nodes[t.name] = _tensor_node(t, str(i))
+        key = views.setdefault(source.refs[t.name].view, str(i)) if t.name in source.refs else str(i)
+        extents.setdefault(key, Extent(t.offset, t.nbytes, t.nbytes))
+        nodes[t.name] = _tensor_node(t, key)
     made = TorchFile(source.file, "zip", Pickle(nodes, 2, [], []), extents)
     refs = {str(name): ref for name, node in nodes.items() if isinstance(ref := tensor_of(node), TensorRef)}
     return made, refs

@@ -11,12 +11,13 @@ from pathlib import Path, PurePosixPath
 from .._version import __version__
 from ..configs import with_dtype
 from ..convert import Outcome
-from ..plan import Plan
+from ..formats import Format
+from ..plan import Item, Plan
 from ..report import FileReport
 from ..request import Request
 from .card import Card, CardFacts, Kept, card
 from .models import CONFIG, Models
-from .plans import ModelPlan
+from .plans import ModelPlan, Output
 from .shards import index_json
 from .stage import Stage
 
@@ -143,5 +144,12 @@ def _index(made: ModelPlan, outcomes: Mapping[str, Outcome]) -> str:
     weight_map = {
         i.src.name: PurePosixPath(name).relative_to(where).as_posix() for name, held in items.items() for i in held
     }
-    total = sum(i.nbytes for held in items.values() for i in held)
+    total = sum(_data_bytes(o, items[o.name], made.fmt) for o in made.outputs)
     return index_json(made.model.set.index_metadata, total, weight_map)
+
+
+def _data_bytes(output: Output, items: Sequence[Item], fmt: Format) -> int:
+    """Bytes of tensor data in one file; torch files hold tied tensors once, as transformers counts them."""
+    refs = output.found.source.refs if fmt.name == "pt" else {}
+    seen = {(refs[i.src.name].view if i.src.name in refs else i.src.name, i.to.name): i.nbytes for i in items}
+    return sum(seen.values())
