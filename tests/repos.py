@@ -101,4 +101,4 @@ def files(root: Path) -> dict[str, bytes]:
 
 def stages(directory: Path) -> list[Path]:
     """What unfinished runs left in a directory."""
-    return sorted(p for p in directory.rglob(f".*{PART_SUFFIX}"))
+    return sorted(directory.glob(f".*{PART_SUFFIX}"))
