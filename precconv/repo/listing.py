@@ -5,6 +5,7 @@ The Hub's cache keeps a snapshot as symlinks into its blobs, so a link to a file
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -25,7 +26,7 @@ def list_directory(root: Path, *, skip: Collection[Path] = ()) -> list[str]:
     A directory that a link leads back to is not entered again.  Raises InputError for what is neither a file nor a
     directory, for what cannot be read, and for links that multiply into more than ``MAX_FILES`` paths.
     """
-    skipped = {path.resolve() for path in skip}
+    skipped = {os.path.realpath(path) for path in skip}  # which no link can make fail
     found: list[str] = []
     seen = 0
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
@@ -40,7 +41,7 @@ def list_directory(root: Path, *, skip: Collection[Path] = ()) -> list[str]:
         for name in names:
             path = f"{where}/{name}" if where else name
             is_directory = _is_directory(root / path)
-            if skipped and (root / path).resolve() in skipped:
+            if skipped and os.path.realpath(root / path) in skipped:
                 continue
             if is_directory:
                 waiting.append((path, above | {identity}))

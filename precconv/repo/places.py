@@ -26,8 +26,8 @@ def single_output(output: str | os.PathLike[str] | None) -> Path | None:
 def directory_output(root: Path, to: DType, output: str | os.PathLike[str] | None) -> Path:
     """The output directory, which need not exist; raises OutputError for a place it must not go to."""
     final = _beside(root, to) if output is None else Path(output)
-    if final.name in ("", "..") or final.is_symlink():
-        final = final.resolve()
+    if final.name in ("", "..") or os.path.islink(final):  # noqa: PTH114  Path's raises for a name that cannot be
+        final = Path(os.path.realpath(final))  # and this raises for links in a circle
     if not is_directory(final.parent):
         raise OutputError("there is no such directory", path=final.parent, hint="make it first")
     if same_file(root, final):
