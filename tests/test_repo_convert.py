@@ -138,6 +138,11 @@ def _dangling(root: Path) -> None:
     (single(root, layers(1)[0]) / "tokenizer.json").symlink_to("../blobs/gone")
 
 
+def _circle(root: Path) -> None:
+    (single(root, layers(1)[0]) / "a").symlink_to("b")
+    (root / "b").symlink_to("a")
+
+
 CRAFTED: dict[str, tuple[Craft, str]] = {
     "a tensor in another shard": (_in_another_shard, f"'layer.0.a': should be in '{shard(2, 2)}', is in"),
     "a tensor in no shard": (_in_no_shard, f"'nowhere': should be in '{shard(1, 2)}', which does not hold it"),
@@ -170,6 +175,7 @@ CRAFTED: dict[str, tuple[Craft, str]] = {
     "names that differ in case": (_colliding, "'Notes.TXT' and 'notes.txt' are one name where case"),
     "no weights": (_weightless, "there are no weights"),
     "a link to nothing": (_dangling, "is a link to '../blobs/gone', which is not there"),
+    "links in a circle": (_circle, ": too many levels of symbolic links"),
     "nothing at all": (lambda root: root.mkdir(), "there are no files"),
 }  # fmt: skip
 
