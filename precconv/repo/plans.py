@@ -74,7 +74,7 @@ def _request_for(model: Model, models: Sequence[Model], request: Request) -> Req
 def _rule_for(rule: Rule, model: Model, models: Sequence[Model]) -> Rule | None:
     """A rule that begins with a component's name and a slash is about the rest of the name, in that one alone."""
     for other in sorted((m.name for m in models if m.name), key=len, reverse=True):
-        if rule.match.startswith(f"{other}/"):
+        if rule.match.startswith(f"{other}/") and rule.match != f"{other}/":
             return replace(rule, match=rule.match[len(other) + 1 :]) if other == model.name else None
     return rule
 
