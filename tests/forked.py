@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def observe(step: Callable[[str], None]) -> None:
     wrap(stage.Stage, "copy", lambda _, __, name: f"copy {name}", lambda _, __, name: f"copied {name}")
     wrap(stage.Stage, "publish", lambda _: "publish", lambda _: "published")
     wrap(Path, "rename", lambda path, _: f"rename {path.name}", lambda path, _: f"renamed {path.name}")
-    wrap(stage.shutil, "rmtree", lambda path, *_: f"remove {Path(path).name}", None)
+    wrap(shutil, "rmtree", lambda path, *_: f"remove {Path(path).name}", None)
 
 
 if __name__ == "__main__":
