@@ -13,6 +13,11 @@ from .api import plan as plan
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checks import Finding as Finding
+from .deviation import Deviation as Deviation
+from .deviation import Worst as Worst
+from .diff import diff as diff
+from .differences import Diff as Diff
+from .differences import TensorDiff as TensorDiff
 from .dtypes import DType as DType
 from .dtypes import dtype as dtype
 from .errors import CorruptCheckpointError as CorruptCheckpointError

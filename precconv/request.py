@@ -24,7 +24,7 @@ from .ties import SharedMode, drop_ties, ties
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["Request", "plan_for", "plan_of", "request_of"]
+__all__ = ["Request", "plan_for", "plan_of", "request_of", "worker_count"]
 
 StrPath = str | os.PathLike[str]
 
@@ -105,7 +105,7 @@ def request_of(
     return Request(
         policy=Policy(target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed),
         limits=Limits(on_overflow, on_nonfinite, max_underflow),
-        workers=_workers(workers),
+        workers=worker_count(workers),
         report=None if report is None else Path(report),
         components=_components(component),
         variant=_variant(variant),
@@ -141,7 +141,8 @@ def _variant(name: str | None) -> str | None:
     return name
 
 
-def _workers(workers: int | None) -> int:
+def worker_count(workers: int | None) -> int:
+    """Threads: one for each usable core where none is said; raises UsageError for fewer than 1."""
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:

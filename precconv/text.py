@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .differences import Diff, TensorDiff
 from .errors import PrecconvError
 from .inspection import Inspection
 from .plan import Item, Plan
 from .presets import Preset
 from .report import Report
 
-__all__ = ["failure", "inspection", "plan", "report", "size", "warnings"]
+__all__ = ["diff", "failure", "inspection", "plan", "report", "size", "warnings"]
 
 
 _WIDEST = 200  #: characters of a cell
@@ -155,6 +156,84 @@ def report(done: Report, *, verbose: bool) -> str:
     if verbose:
         lines += ["", *_tensors(done.plan.items)]
     return "\n".join(lines)
+
+
+def diff(found: Diff, *, top: int) -> str:
+    """The verdict, what only one side has, totals, then the ``top`` tensors that differ most."""
+    changed = found.different
+    lines = [f"{printable(found.a)} against {printable(found.b)}: {_verdict(found, len(changed))}"]
+    for side, missing in (("first", found.only_a), ("second", found.only_b)):
+        if missing:
+            lines.append(f"  {count(len(missing), 'tensor')} only in the {side}: {_named([t.name for t in missing])}")
+    if found.opaque:
+        names = [f"{name} ({kind})" for name, kind in found.opaque]
+        lines.append(f"  {count(len(names), 'tensor')} that cannot be compared: {_named(names)}")
+    lines += [f"  {count(n, 'tensor')} {a} against {b}" for (a, b), n in found.dtypes.items()]
+    if changed:
+        lines.append(f"  {_total(found)}")
+        rows = [_diff_row(t) for t in changed[:top]]
+        heads = ["tensor", "dtype", "shape", "differing", "max abs", "rel RMS", "SNR dB", "worst"]
+        lines += ["", *table([heads, *rows], right="   rrrr")] if rows else []
+        if len(changed) > top:
+            lines.append(f"and {count(len(changed) - top, 'tensor')} more (--top {len(changed)})")
+    lines += [f"note: {printable(note)}" for note in found.notes]
+    return "\n".join(lines)
+
+
+def _verdict(found: Diff, changed: int) -> str:
+    if not found.equal:
+        if found.tolerance is None:
+            return f"different, {changed:,} of {count(len(found.tensors), 'common tensor')}"
+        beyond = sum(1 for t in found.tensors if not t.equal)
+        return f"different, {beyond:,} of {count(len(found.tensors), 'common tensor')} by more than the tolerance"
+    within = f", {changed:,} within the tolerance" if changed else ""
+    return f"equal, {count(len(found.tensors), 'tensor')}{within}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return printable(", ".join(names[:5])) + more
+
+
+def _total(found: Diff) -> str:
+    total = found.total
+    parts = [f"{total.bit_differing:,} of {count(total.n, 'element')} differ"]
+    if found.tolerance is not None:
+        parts.append(f"{total.beyond:,} by more than atol {found.tolerance.atol:g}, rtol {found.tolerance.rtol:g}")
+    if total.nonfinite:
+        parts.append(f"{total.nonfinite:,} with NaN or Inf on one side")
+    if total.zeros:
+        parts.append(f"{total.zeros:,} only by the sign of 0")
+    if total.nans:
+        parts.append(f"{total.nans:,} only by the bits of NaN")
+    if total.squared_errors:
+        parts.append(
+            f"max abs {total.max_abs_error:.3g}, rel RMS {total.relative_rms_error:.3g}, SNR {total.snr_db:.1f} dB"
+        )
+    return "; ".join(parts)
+
+
+def _diff_row(t: TensorDiff) -> list[str]:
+    dtype, dims = (
+        str(x) if x == y else f"{x} / {y}" for x, y in ((t.a.dtype, t.b.dtype), (shape(t.a.shape), shape(t.b.shape)))
+    )
+    if t.problem is not None:
+        return [t.name, dtype, dims, "", "", "", "", f"not compared: {t.problem}"]
+    numbers = [
+        "" if value is None else f"{value:{spec}}"
+        for value, spec in ((t.max_abs_error, ".3g"), (t.relative_rms_error, ".3g"), (t.snr_db, ".1f"))
+    ]
+    return [t.name, dtype, dims, f"{t.differing:,}", *numbers, _worst(t)]
+
+
+def _worst(t: TensorDiff) -> str:
+    worst = t.found.worst
+    if worst is None:
+        return ""
+    a, b = (f"{v:.9g}" if isinstance(v, float) else str(v) for v in (worst.a, worst.b))
+    if a == b:
+        a, b = f"{a} ({worst.a_bits:#x})", f"{b} ({worst.b_bits:#x})"
+    return f"{list(t.worst_index or ())}: {a} / {b}"
 
 
 def warnings(done: Report) -> Iterator[str]:

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from .._version import __version__
 from .convert import convert
+from .diff import diff
 from .inspect import inspect
 from .presets import presets
 
@@ -50,12 +51,13 @@ def cli() -> None:
     \b
     precconv model.safetensors --to bf16          writes model.bf16.safetensors
     precconv inspect model.safetensors            shows what is inside
+    precconv diff a.safetensors b.safetensors     shows what sets them apart
 
     A first argument that is no command is a checkpoint to convert.
     """
 
 
-for command in (convert, inspect, presets):
+for command in (convert, diff, inspect, presets):
     cli.add_command(command)
 
 
