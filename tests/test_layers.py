@@ -232,6 +232,7 @@ LIGHT = {
     "plan and inspect": f"import precconv\nprecconv.plan({LLAMA!r}, to='bf16')\nlen(precconv.inspect({LLAMA!r}))\n",
     "--help": RUN.format(args=["--help"]),
     "--version": RUN.format(args=["--version"]),
+    "diff --help": RUN.format(args=["diff", "--help"]),
     "convert --help": RUN.format(args=["convert", "--help"]),
     "inspect": RUN.format(args=["inspect", LLAMA]),
     "inspect --json": RUN.format(args=["inspect", "--json", LLAMA]),
