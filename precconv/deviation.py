@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .dtypes import DType
+from .dtypes import dtype as dtype_of
 
-__all__ = ["Comparison", "Deviation", "Tolerance", "Worst", "comparison", "exact", "rounded"]
+__all__ = ["Comparison", "Deviation", "Tolerance", "Worst", "comparison", "exact", "rounded", "value_of"]
 
 How = Literal["float", "int", "bits"]
 
@@ -59,6 +60,32 @@ def _how(dtype: DType) -> How:
     if dtype.kind == "float" and dtype.bits >= 8:
         return "float"
     return "int" if dtype.kind in ("bool", "int", "uint") else "bits"
+
+
+def value_of(pattern: int, dtype: DType) -> float | int | str:
+    """The value of an element by its bits; a text for what is no real number: complex, packed, quantized."""
+    how = _how(dtype)
+    if how == "int":
+        return pattern - (1 << dtype.bits) if dtype.kind == "int" and pattern >> (dtype.bits - 1) else pattern
+    if how == "float":
+        return _float_of(pattern, dtype)
+    if dtype in ("complex64", "complex128"):
+        half = dtype.bits // 2
+        part = dtype_of("fp32" if half == 32 else "fp64")
+        return str(complex(_float_of(pattern & ((1 << half) - 1), part), _float_of(pattern >> half, part)))
+    return f"{pattern:#0{2 + -(-dtype.bits // 4)}x}"
+
+
+def _float_of(pattern: int, dtype: DType) -> float:
+    sign = 0 if dtype.encoding == "e8m0" else pattern >> (dtype.bits - 1)
+    magnitude = pattern & ((1 << (dtype.bits - 1)) - 1) if dtype.encoding != "e8m0" else pattern
+    if dtype.encoding == "fnuz" and sign and not magnitude:
+        return math.nan  # what would be -0.0
+    if magnitude <= dtype.max_bits:
+        value = dtype.magnitude(magnitude)
+    else:
+        value = math.inf if dtype.encoding == "ieee" and magnitude == dtype.max_bits + 1 else math.nan
+    return -value if sign else value
 
 
 class Tolerance(NamedTuple):

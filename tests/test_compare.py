@@ -314,9 +314,10 @@ def test_cutting_a_tensor_elsewhere_and_adding_in_another_order_changes_nothing(
     b = np.where(rng.random(n) < 0.1, a + rng.normal(size=n) * 1e-3, a).astype(np.float32)
     b[rng.integers(n)] = math.nan
     a[rng.integers(n)] = math.inf
-    lanes, pair = Lanes(a.nbytes), Comparison("float", FP32, FP32)
+    pair = Comparison("float", FP32, FP32)
 
     def part(first: int, end: int) -> Deviation:
+        lanes = Lanes(a.nbytes)
         one, other = lanes.buffers((end - first) * 4, (end - first) * 4)
         one[:], other[:] = a[first:end].tobytes(), b[first:end].tobytes()
         return lanes.compare(pair, first, end - first, None)
