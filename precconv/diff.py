@@ -194,7 +194,8 @@ def _compared(
 
         return step
 
-    in_order = sorted(pairs, key=lambda p: p.a.info.offset)
+    homes = {id(p.a.home): n for n, p in enumerate(pairs)}
+    in_order = sorted(pairs, key=lambda p: (homes[id(p.a.home)], p.a.info.offset))
     for file in {id(t.home.file): t.home.file for p in pairs for t in (p.a, p.b)}.values():
         file.advise_sequential()
     with cast.one_thread():

@@ -55,7 +55,9 @@ class TensorDiff:
     def max_abs_error(self) -> float | int | None:
         """Largest |a - b| of the elements finite on both sides, an int among integers; None for what has no values."""
         pair = self.comparison
-        return None if pair is None or pair.how == "bits" else self.found.max_abs_error
+        if pair is None or pair.how == "bits":
+            return None
+        return float(self.found.max_abs_error) if pair.how == "float" else self.found.max_abs_error
 
     @property
     def relative_rms_error(self) -> float | None:
@@ -169,7 +171,7 @@ class Diff:
                 "elements": total.n,
                 "differing": total.bit_differing,
                 **_counts(total),
-                "max_abs_error": _number(total.max_abs_error),
+                "max_abs_error": _number(float(total.max_abs_error)),
                 "relative_rms_error": _number(total.relative_rms_error),
                 "snr_db": _number(total.snr_db),
             },
@@ -219,4 +221,6 @@ def _order(t: TensorDiff) -> tuple[Any, ...]:
         return (outside, 0, -found.nonfinite / found.n)
     if snr is None:
         return (outside, 1, -found.differing / found.n)
+    if math.isnan(snr):  # sums that no FP64 holds
+        snr = -math.inf
     return (outside, 2, snr) if found.differing else (outside, 3, -found.bit_differing / found.n)

@@ -176,6 +176,11 @@ def diff(found: Diff, *, top: int) -> str:
         lines += ["", *table([heads, *rows], right="   rrrr")] if rows else []
         if len(changed) > top:
             lines.append(f"and {count(len(changed) - top, 'tensor')} more (--top {len(changed)})")
+    if not found.tensors and found.only_a and found.only_b:
+        lines.append(
+            "note: no name is on both sides; --strip-wrappers sees through wrapper modules, "
+            "--select-a and --select-b choose other weights of a torch checkpoint"
+        )
     lines += [f"note: {printable(note)}" for note in found.notes]
     return "\n".join(lines)
 
