@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from .bulk import collector_paused
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint
 from .deviation import Comparison, Deviation, Tolerance
 from .differences import Diff, TensorDiff
 from .dtypes import DType
@@ -24,6 +24,7 @@ from .errors import UsageError
 from .formats import Elements
 from .request import StrPath, worker_count
 from .runs import CHUNK_BYTES, Progress, ProgressCallback, for_each
+from .sources import opened
 from .tensors import TensorInfo
 from .weights import Weights
 
@@ -49,7 +50,7 @@ def diff(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Diff:
-    """Compare two checkpoint files; ``a`` is the reference.
+    """Compare two checkpoints, in files, directories or on the Hub; ``a`` is the reference.
 
     ``atol``, ``rtol``: finite elements are equal where |a - b| <= atol + rtol * |a|; the one not given is 0.  Without
     either they are equal bit for bit where the dtypes are the same, by value where they differ.
@@ -61,14 +62,14 @@ def diff(
     Raises InputError for a file that cannot be used, UsageError where the choice is the user's.
     """
     tolerance, threads = _tolerance(atol, rtol), worker_count(workers)
-    with ExitStack() as opened, collector_paused():
+    with ExitStack() as stack, collector_paused():
         one, other = (
-            opened.enter_context(open_checkpoint(path, weights=weights, select=select, strip_wrappers=strip_wrappers))
-            for path, weights, select in ((a, weights_a, select_a), (b, weights_b, select_b))
+            stack.enter_context(opened(source, weights=weights, select=select, strip_wrappers=strip_wrappers))
+            for source, weights, select in ((a, weights_a, select_a), (b, weights_b, select_b))
         )
         return compare_sides(
-            {"": one},
-            {"": other},
+            one,
+            other,
             names=(os.fspath(a), os.fspath(b)),
             tolerance=tolerance,
             workers=threads,

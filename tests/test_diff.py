@@ -341,12 +341,24 @@ def test_memory_does_not_follow_the_size_of_the_files(strided: bool, tmp_path: P
     assert large < 160 << 20
 
 
+def test_directories_are_compared_component_by_component(tmp_path: Path) -> None:
+    for side, value in (("a", 1.0), ("b", 1.5)):
+        for component, x in (("unet", 1.0), ("vae", value)):
+            (tmp_path / side / component).mkdir(parents=True)
+            write_checkpoint(tmp_path / side / component / "model.safetensors", {"x": torch.tensor([x])})
+    found = precconv.diff(tmp_path / "a", tmp_path / "b")
+    assert [(t.name, t.equal) for t in found.tensors] == [("unet/x", True), ("vae/x", False)]
+    one_of_them = precconv.diff(tmp_path / "a" / "vae", tmp_path / "b" / "vae" / "model.safetensors")
+    assert [(t.name, t.equal) for t in one_of_them.tensors] == [("x", False)]
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 
 def test_the_exit_code_says_equal_different_bad_input_or_usage(tmp_path: Path) -> None:
     a, b = one(tmp_path / "a.pt", 1.0), one(tmp_path / "b.safetensors", 1.5)
     (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").mkdir()
     codes = {
         (a, a): 0,
         (a, b): 3,
@@ -354,7 +366,7 @@ def test_the_exit_code_says_equal_different_bad_input_or_usage(tmp_path: Path) -
         (a, b, "--rtol", "0.4"): 3,
         (a, tmp_path / "none"): 1,
         (a, tmp_path / "text"): 1,
-        (a, tmp_path): 1,
+        (a, tmp_path / "empty"): 1,
         (a,): 2,
         (a, b, "--atol", "-1"): 2,
         (a, b, "--top", "-1"): 2,

@@ -28,7 +28,7 @@ from ..weights import Weights
 from .refs import Ref
 from .source import HubFile, HubRepo, fetch, fetched, find, remote_files
 
-__all__ = ["convert_found", "convert_repo", "inspect_repo", "plan_repo"]
+__all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo"]
 
 
 def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
@@ -94,6 +94,13 @@ def convert_found(
     if one is not None:
         return convert_to_file(files, final, request, shown.converting)
     return convert_files(files, final, request, shown.converting, sink, keeps=keeps)
+
+
+def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None = None) -> Files:
+    """A model's files in the client's cache."""
+    repo = _asked_for(ref)
+    weights, others = _needed(repo, request)
+    return _files(repo, fetch(repo, [*others, *weights], progress), (), Path())
 
 
 def _needed(repo: HubRepo, request: Request) -> tuple[list[str], list[str]]:
