@@ -13,8 +13,7 @@
   x HubError                     5   the Hub refused or could not be reached
 
 Each carries what it is about: ``path``, ``tensor``, ``hint`` (what to do, one line) and, where a
-conversion had got that far, ``report``.  A HubError also has its ``kind`` and, where the Hub said it, how long to
-``wait``.
+conversion had got that far, ``report``.  What the Hub said also has a ``kind`` and, where it said how long, a ``wait``.
 """
 
 from __future__ import annotations

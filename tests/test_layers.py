@@ -35,8 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("repo",),
     ("hub",),
-    ("sources",),
-    ("api", "diff"),
+    ("api",),
     ("cli", "__init__"),
     ("__main__",),
 )

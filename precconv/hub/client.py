@@ -46,7 +46,7 @@ def quiet() -> Iterator[None]:
 
     bars: Any = utils  # it exports them without saying so
     before, shown = talk.get_verbosity(), not bars.are_progress_bars_disabled()
-    talk.set_verbosity(talk.ERROR)
+    talk.set_verbosity(talk.log_levels["error"])
     if shown:
         bars.disable_progress_bars()
     try:
