@@ -23,6 +23,7 @@ from precconv.hub.failures import hub_error
 from precconv.hub.retries import TRIES, persistently
 
 from .hub import faults, refusals
+from .hub.patience import impatient
 from .hub.refusals import Refused
 from .hub.server import HubServer
 from .processes import HANG
@@ -36,16 +37,6 @@ WEIGHTS = bytes(range(256)) * 100
 def patient(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The client's own waits are not waited for."""
     return impatient(monkeypatch)
-
-
-def impatient(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    asked: list[float] = []
-
-    class Impatient:
-        sleep = staticmethod(asked.append)
-
-    monkeypatch.setattr("huggingface_hub.utils._http.time", Impatient)
-    return asked
 
 
 def failure(action: Callable[[], object], *, what: str | None = None, repo: str = REPO) -> HubError:
@@ -222,6 +213,18 @@ def test_a_failed_upload_of_an_object_is_said_as_what_it_was(in_process: HubServ
     hub.fail(faults.status(503), method="PUT", times=99)
     assert failure(pushed(hub.tokens.write)).kind == "server"
     assert len(patient) == 5
+
+
+def test_a_model_card_that_is_refused_is_said_to_be_one(in_process: HubServer) -> None:
+    hub = in_process
+    hub.create(REPO)
+    hub.fail(faults.refuse(Refused(400, "bad")), path="/validate-yaml")
+    card = CommitOperationAdd("README.md", b"---\nlicense: [\n---\n")
+    error = failure(lambda: client(token=hub.tokens.write).create_commit(REPO, [card], commit_message="card"))
+    assert (error.kind, error.message) == ("refused", "the Hub refuses the model card's metadata")
+    found = hub_error(ValueError('Invalid metadata in README.md.\n- "license" must be a string'), REPO)
+    assert found is not None
+    assert found.message == 'the Hub refuses the model card\'s metadata: - "license" must be a string'
 
 
 # Nobody there

@@ -29,6 +29,7 @@ _TOKEN = re.compile(r"hf_(?:(?:oauth|jwt|app)_[\w.-]+|[A-Za-z0-9]{12,})|(?<=[Bb]
 _XET_STATUS = re.compile(r"\((\d{3}) [A-Z][A-Za-z -]+\)")
 _RATE = re.compile(r"r=0;\s*t=(\d+)")
 _ROOM = re.compile("storage|quota|limit|upgrade|too large|payment", re.IGNORECASE)
+_CARD = "Invalid metadata in README.md"  #: how the client begins what the Hub says of a card before a commit
 _LONGEST = 200  #: characters of the Hub's sentence
 
 
@@ -133,6 +134,9 @@ def _said(error: BaseException, about: _About) -> _Said | None:
     if _is_a(error, "LocalProtocolError") or (isinstance(error, UnicodeEncodeError) and "earer" in str(error.object)):
         hint = f"copy it again from {about.tokens}"
         return _Said("token", "the token cannot be sent: it holds a character that no token has", hint)
+    if isinstance(error, ValueError) and str(error).startswith(_CARD):
+        said = scrubbed(_plain(str(error).removeprefix(_CARD).lstrip(".")))
+        return _Said("refused", f"the Hub refuses the model card's metadata{_after_colon(said)}", "mend README.md")
     if isinstance(error, ConnectionError | RuntimeError) and (status := _XET_STATUS.search(str(error))):
         return _stored(int(status[1]), about)
     return _unreached(error, about)

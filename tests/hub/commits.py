@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from . import refusals, store
@@ -35,12 +36,19 @@ def preupload(site: Site, request: Request) -> Response:
             {
                 "path": path,
                 "uploadMode": "lfs" if is_large(path, size) else "regular",
-                "shouldIgnore": False,
+                "shouldIgnore": _is_ignored(files, path),
                 "oid": (known.sha256 or known.oid) if known else None,
             }
             for path, size, known in asked
         ]
     })  # fmt: skip
+
+
+def _is_ignored(files: Mapping[str, Entry], path: str) -> bool:
+    """Whether the repo's .gitignore names it; only plain patterns."""
+    ignore = files.get(".gitignore")
+    lines = ignore.data.decode().split() if ignore is not None and ignore.data is not None else []
+    return any(fnmatchcase(path, line) for line in lines)
 
 
 @dataclass(slots=True)

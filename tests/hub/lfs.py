@@ -43,8 +43,8 @@ def get_object(site: Site, request: Request) -> Response:
 
 
 def batch(site: Site, request: Request) -> Response:
-    """What to do for each object; nothing for one that is there."""
-    find(site, request, "write")
+    """What to do for each object; nothing for one that is there.  It does not say whether it is for a pull request."""
+    find(site, request, "propose")
     asked = request.body.json()
     with site.store.lock:
         found = [_actions(site, o["oid"], o["size"]) for o in asked["objects"]]
