@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from precconv import HubError, UsageError, __version__
+from precconv import HubError, InputError, UsageError, __version__
 from precconv.hub.publish import Published, Target, publication_key, publication_title, publisher, upload
 from precconv.hub.retries import TRIES
 
@@ -171,7 +171,7 @@ def test_an_upload_can_be_pickled_and_its_file_is_not_needed_any_more(
 ) -> None:
     hub, token = in_process, in_process.tokens.write
     files = {**shards(1), "config.json": b"{}", "empty.txt": b""}
-    with publisher(Target(REPO), KEY, token=token, sleep=waits.append) as p:
+    with publisher(MAIN, KEY, token=token, sleep=waits.append) as p:
         packed = []
         for name, data in files.items():
             path = tmp_path / name
@@ -188,7 +188,7 @@ def test_ten_uploads_at_once_are_one_commit(in_process: HubServer, tmp_path: Pat
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with (
-        publisher(Target(REPO), KEY, token=hub.tokens.write, sleep=waits.append) as p,
+        publisher(MAIN, KEY, token=hub.tokens.write, sleep=waits.append) as p,
         ThreadPoolExecutor(10) as pool,
     ):
         operations = list(pool.map(lambda name: p.upload(tmp_path / name, name), files))
@@ -204,6 +204,26 @@ def test_what_gitignore_names_is_said_and_not_left_out(hub: HubServer, publish: 
         with pytest.raises(HubError, match=r"the repo's \.gitignore leaves it out"):
             publish(files)
     assert titles(hub) == ["change 1", "initial commit"]
+
+
+@pytest.mark.parametrize("name", ["../a.txt", ".git/config", ".cache/huggingface/x"])
+def test_a_name_that_the_hub_does_not_take_is_said_before_anything_is_sent(
+    name: str, in_process: HubServer, tmp_path: Path, waits: list[float]
+) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    with publisher(MAIN, KEY, token=in_process.tokens.write, sleep=waits.append) as p:
+        with pytest.raises(HubError, match="the Hub takes no file of this name"):
+            p.attach(b"1", name)
+        with pytest.raises(HubError, match="the Hub takes no file of this name"):
+            p.upload(tmp_path / "a", name)
+
+
+def test_a_file_that_is_not_there_is_no_matter_of_the_hubs(in_process: HubServer, tmp_path: Path) -> None:
+    with (
+        publisher(MAIN, KEY, token=in_process.tokens.write) as p,
+        pytest.raises(InputError, match=r"none.*cannot be read"),
+    ):
+        p.upload(tmp_path / "none.safetensors", "model.safetensors")
 
 
 # Once
@@ -409,7 +429,7 @@ def test_a_wait_in_another_thread_ends_when_publishing_is_given_up(in_process: H
 
     with (  # noqa: PT012  (the thread must be at it when it is raised)
         pytest.raises(KeyError),
-        publisher(Target(REPO), KEY, token=hub.tokens.write) as p,
+        publisher(MAIN, KEY, token=hub.tokens.write) as p,
     ):
         hub.fail(limited, path="/preupload/", times=99)
         thread = threading.Thread(target=send)
@@ -504,11 +524,13 @@ def test_a_pull_request_to_a_branch_is_refused() -> None:
 
 SENDS = """
 import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from precconv.hub.publish import Target, publication_title, publisher
 with publisher(Target("acme/model"), "1a2b3c4d5e6f7081") as p:
     if p.already is None:
-        operations = [p.upload(path, path.name) for path in sorted(Path("files").iterdir())]
+        with ThreadPoolExecutor(4) as pool:
+            operations = list(pool.map(lambda path: p.upload(path, path.name), Path("files").iterdir()))
         if "kill" in sys.argv:
             os.kill(os.getpid(), signal.SIGKILL)
         p.commit(operations, title=publication_title("org/name", "bf16"))
@@ -568,7 +590,7 @@ def test_a_title_names_a_repo_and_no_path(source: str | None) -> None:
 
 def test_no_token_stands_in_a_commit(in_process: HubServer, waits: list[float]) -> None:
     hub, token = in_process, in_process.tokens.write
-    with publisher(Target(REPO), KEY, token=token, sleep=waits.append) as p:
+    with publisher(MAIN, KEY, token=token, sleep=waits.append) as p:
         p.commit([p.attach(b"1", "a.txt")], title=f"with {token}", description=f"and {token}")
     (last, _) = hub.commits(REPO)
     assert (last.title, last.description) == ("with [token]", f"and [token]\n\nprecconv-key: {KEY}")
@@ -578,7 +600,7 @@ def test_an_operation_can_be_committed_after_a_commit_that_failed(in_process: Hu
     hub = in_process
     hub.create(REPO)
     hub.fail(faults.refuse(refusals.storage_quota()), path="/commit/")
-    with publisher(Target(REPO), KEY, token=hub.tokens.write, sleep=waits.append) as p:
+    with publisher(MAIN, KEY, token=hub.tokens.write, sleep=waits.append) as p:
         operations: list[CommitOperationAdd] = [p.attach(json.dumps({}).encode(), "config.json")]
         with pytest.raises(HubError):
             p.commit(operations, title=TITLE)

@@ -24,7 +24,7 @@ __all__ = ["hub_error", "scrubbed", "translated"]
 _HTTP = ("httpx", "httpx2", "requests")  # the client's, by its version: 1.x, 2.x, 0.x
 #: Of the client's errors those that are no OSError or ValueError in every version.
 _OF_CLIENT = ("EntryNotFoundError", "RevisionResolutionError", "XetDownloadError")
-_TOKEN = re.compile(r"hf_(?:(?:oauth|jwt|app)_[\w.-]+|[A-Za-z0-9]{12,})|(?<=[Bb]earer )[^\s'\"]+")
+_TOKEN = re.compile(r"(?<!/)hf_(?:(?:oauth|jwt|app)_[\w.-]+|[A-Za-z0-9]{12,})|(?<=[Bb]earer )[^\s'\"]+")
 #: How Xet's Rust side says a status; it has no other exception than ConnectionError (hf_xet 1.8).
 _XET_STATUS = re.compile(r"\((\d{3}) [A-Z][A-Za-z -]+\)")
 _RATE = re.compile(r"r=0;\s*t=(\d+)")

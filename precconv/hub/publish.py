@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import HubError, UsageError
+from ..errors import HubError, InputError, UsageError
+from ..paths import reason
 from .client import client, scrubbed, translated
 from .look import MARK, Place, is_unchanged, key_line, look, replaced, tree
 from .retries import persistently
@@ -116,9 +117,7 @@ class Publisher:
 
     def attach(self, data: bytes, name: str) -> CommitOperationAdd:
         """A small file that goes with the commit."""
-        from huggingface_hub import CommitOperationAdd
-
-        return CommitOperationAdd(name, data)
+        return _addition(self.target.repo, name, data)
 
     def commit(
         self,
@@ -223,18 +222,40 @@ def _published(api: HfApi, target: Target, place: Place, commit: str, *, already
 
 
 def _uploaded(api: HfApi, target: Target, path: str | os.PathLike[str], name: str, sleep: Sleep) -> CommitOperationAdd:
-    from huggingface_hub import CommitOperationAdd
-
-    made = CommitOperationAdd(name, Path(path))
+    whole = Path(path).absolute()  # the client takes a name that begins with ~ for somebody's home
+    with _reading(whole):
+        whole.stat()
+    made = _addition(target.repo, name, whole)
 
     def once() -> None:
         with translated(target.repo, what=name):
             api.preupload_lfs_files(target.repo, additions=[made], revision=target.branch, create_pr=target.pr)
 
-    persistently(once, sleep=sleep)
+    with _reading(whole):
+        persistently(once, sleep=sleep)
     _require_taken(target.repo, [made])
-    # The client empties what it has sent.  What is left goes with the commit, which may be made on another machine.
-    return made if made.path_or_fileobj == b"" else CommitOperationAdd(name, Path(path).read_bytes())
+    if made.path_or_fileobj != b"":  # not emptied, so not sent: it goes with the commit, perhaps on another machine
+        return _addition(target.repo, name, whole.read_bytes())
+    assert made.upload_info.sha256  # computed while the file is there
+    return made
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:  # the Hub's are translated inside
+        raise InputError(f"cannot be read: {reason(e)}", path=path) from e
+
+
+def _addition(repo: str, name: str, content: bytes | Path) -> CommitOperationAdd:
+    from huggingface_hub import CommitOperationAdd
+
+    try:
+        CommitOperationAdd(name, b"")
+    except ValueError as e:
+        raise HubError(f"{name!r}: the Hub takes no file of this name", kind="refused", path=repo) from e
+    return CommitOperationAdd(name, content)
 
 
 def _require_taken(repo: str, operations: Sequence[CommitOperationAdd]) -> None:
