@@ -9,7 +9,9 @@ from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
 from .dtypes import DType
 from .errors import UsageError
-from .hub.convert import convert_repo, inspect_repo, plan_repo
+from .hub.convert import convert_repo, inspect_repo, plan_repo, push_directory
+from .hub.publish import Target
+from .hub.push import Push
 from .hub.refs import parse_ref
 from .inspection import Inspection, inspect_file
 from .outputs import FormatChoice
@@ -90,6 +92,11 @@ def convert(
     variant: str | None = None,
     from_variant: str | None = None,
     copy_all: bool = False,
+    push: str | None = None,
+    private: bool = False,
+    branch: str | None = None,
+    pr: bool = False,
+    low_disk: bool = False,
     on_overflow: OnOverflow = "error",
     on_nonfinite: OnNonfinite = "warn",
     max_underflow: float | None = None,
@@ -99,12 +106,16 @@ def convert(
     report: StrPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> Report:
-    """Convert a checkpoint file or a model directory; the output appears whole and verified, or not at all.
+    """Convert a checkpoint file, a model directory or a model on the Hub.
 
-    ``source``: a checkpoint file, or a directory with a model in it; never changed.
+    The output appears whole and verified, or not at all.
+
+    ``source``: a checkpoint file, a directory with a model in it, or a reference to one on the Hub (``org/name``,
+    ``org/name@revision``, ``hf://org/name/file``); never changed.
     ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
     ``output``: of a file, a file or an existing directory to put it in, by default ``NAME.bf16.SUFFIX`` beside the
-    source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint.
+    source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint; of a
+    model on the Hub the same, by default in the working directory.
     ``format``: the output's, where its name does not say it: the source's, ``safetensors`` or ``pt``.
     ``force``: replace an existing output; a directory only where all in it are weights, or files that the output has
     too.  The source itself is refused in any case.
@@ -121,6 +132,9 @@ def convert(
     ``shard_size``: cut a directory's checkpoints anew, into files of at most this size (``5GB``).
     ``variant``, ``from_variant``: of the names of a directory's weight files, written and read.
     ``copy_all``: carry over also what is no part of the converted model, such as its weights in other formats.
+    ``push``: publish a model on the Hub, in this repo; it is kept here too where an ``output`` is named.  ``private``,
+    ``branch``, ``pr``: in a private repo if it is new, on a branch, as a pull request.  ``low_disk``: fetch, convert,
+    send and remove one file of weights at a time.
     ``on_overflow``, ``on_nonfinite``, ``max_underflow``: what to do about values that do not survive.
     ``verify``: compare a ``sample`` of every tensor, everything (``full``) or nothing with a fresh cast.
     ``workers``: threads; by default one for each usable core.  The output does not depend on it.
@@ -129,8 +143,8 @@ def convert(
     sizes and errors are then measured, which takes longer.
     ``progress``: called in this thread with (done, total) bytes of the source.
 
-    Raises InputError, OutputError, UsageError (also RuleError), NumericError or VerificationError; the last two
-    carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
+    Raises InputError, OutputError, UsageError (also RuleError), HubError, NumericError or VerificationError; the last
+    two carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
     """
     request = request_of(
         to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
@@ -139,12 +153,27 @@ def convert(
         report=report, component=component, shard_size=shard_size, variant=variant, from_variant=from_variant,
         copy_all=copy_all,
     )  # fmt: skip
+    wanted = _push(push, private=private, branch=branch, pr=pr, low_disk=low_disk)
     if is_directory(source):
+        if wanted is not None:
+            return push_directory(source, output, request, progress, wanted)
         return convert_directory(source, output, request, progress)
     ref = parse_ref(source)
     if ref is not None:
-        return convert_repo(ref, output, request, progress)
+        return convert_repo(ref, output, request, progress, wanted)
+    if wanted is not None:
+        raise UsageError("--push publishes models, this is a file", path=source, hint="give the model's directory")
     return convert_file(source, output, _of_file(request, source), progress)
+
+
+def _push(repo: str | None, *, private: bool, branch: str | None, pr: bool, low_disk: bool) -> Push | None:
+    if repo is not None:
+        return Push(Target(repo, branch, private, pr), low_disk)
+    given = {"--private": private, "--branch": branch, "--pr": pr, "--low-disk": low_disk}
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} is about publishing", hint="say where to with --push REPO")
+    return None
 
 
 def _of_file(request: Request, source: StrPath) -> Request:

@@ -79,6 +79,8 @@ class Report:
     verified_bytes: int  #: of the output, read back and compared with a fresh cast
     seconds: float  #: until the output was ready to get its name
     files: tuple[FileReport, ...] = ()  #: of a model directory
+    published: Mapping[str, Any] | None = None
+    """On the Hub: ``repo``, ``commit``, ``url``, ``pr_url``, and whether it was there ``already``."""
 
     @cached_property
     def tensors(self) -> tuple[TensorReport, ...]:
@@ -121,6 +123,7 @@ class Report:
             **plan_dict(self.plan, items=False),
             "findings": [asdict(f) for f in self.findings],
             "files": [asdict(f) for f in self.files],
+            "published": None if self.published is None else dict(self.published),
             "tensors": [t.to_dict() for t in self.tensors],
         }
 

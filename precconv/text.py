@@ -139,6 +139,9 @@ def _tensors(items: Sequence[Item]) -> list[str]:
 
 def report(done: Report, *, verbose: bool) -> str:
     """What was written, in the plan's groups."""
+    if done.published is not None and done.published["already"]:
+        commit = done.published["commit"][:12]
+        return f"{printable(str(done.output))}: published already, commit {commit}; nothing to do"
     checked = f"verified {size(done.verified_bytes)}" if done.verified_bytes else "not verified"
     lines = [
         (
@@ -149,6 +152,8 @@ def report(done: Report, *, verbose: bool) -> str:
     ]
     copied = sum(f.action == "copied" for f in done.files)
     written = [printable(f.path) for f in done.files if f.action == "written"]
+    if done.published is not None:
+        lines.append(f"  published: {printable(done.published['url'])}, commit {done.published['commit'][:12]}")
     if copied or written:
         lines.append(
             f"  {count(copied, 'other file')} copied" + (f"; rewritten: {', '.join(written)}" if written else "")

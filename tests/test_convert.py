@@ -435,7 +435,7 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
     assert data.keys() == {
         "schema", "tool", "source", "output", "ok", "options", "source_bytes", "output_bytes", "verified_bytes",
         "seconds", "totals", "to", "metadata", "notes", "warnings", "groups", "dropped", "findings", "files",
-        "tensors",
+        "published", "tensors",
     }  # fmt: skip
     assert data["schema"] == SCHEMA == 1
     assert data["tool"].startswith("precconv ")

@@ -15,7 +15,7 @@ from ..errors import PrecconvError
 from ..plan import Plan
 from ..report import Report, plan_dict
 from .base import progress_bar, reported, say, undisturbed, unread
-from .options import CHOICE, POLICY, REPO, REPO_NAMES, F, Ordered, add_options, policy_options
+from .options import CHOICE, POLICY, PUSH, REPO, REPO_NAMES, F, Ordered, add_options, policy_options
 
 __all__ = ["convert", "print_plan"]
 
@@ -34,6 +34,7 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
                  help="Tied tensors in safetensors: each with the data (default for a file), or one, and the metadata "
                  "names the others (default for a transformers model)."),
     *REPO,
+    *PUSH,
     *POLICY,
     click.option("--on-overflow", type=click.Choice(["error", "keep", "fp32", "bf16", "clamp", "ieee"]),
                  default="error", show_default=True,
@@ -61,7 +62,7 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
 @click.argument("src", metavar="SRC", type=click.Path())
 @add_options(*_CONVERSION)
 def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
-    """Convert a checkpoint file, or a directory with a model in it, to another precision."""
+    """Convert a checkpoint file, a model directory or a model on the Hub to another precision."""
     with reported():
         policy = policy_options(options) | {name: options.pop(name) for name in _PLAN_ONLY}
         if dry_run and options["report"] is not None:

@@ -10,7 +10,7 @@ import click
 
 from ..rules import Rule, read_rules
 
-__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "REPO", "REPO_NAMES", "Ordered", "add_options", "policy_options"]
+__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "PUSH", "REPO", "REPO_NAMES", "Ordered", "add_options", "policy_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,6 +82,15 @@ REPO: tuple[Callable[[F], F], ...] = (
     click.option("--from-variant", metavar="NAME", help="Read the weights of this variant."),
     click.option("--copy-all", is_flag=True,
                  help="Carry over also weights in other formats and variants, and training state."),
+)  # fmt: skip
+#: Where a model is published, and how.
+PUSH: tuple[Callable[[F], F], ...] = (
+    click.option("--push", metavar="REPO", help="Publish on the Hub, in one commit; kept here only where -o says so."),
+    click.option("--private", is_flag=True, help="With --push: a repo that does not exist yet becomes private."),
+    click.option("--branch", metavar="NAME", help="With --push: to this branch."),
+    click.option("--pr", is_flag=True, help="With --push: as a pull request; an open one of the same is found again."),
+    click.option("--low-disk", is_flag=True,
+                 help="With --push: fetch, convert, send and remove one file of weights at a time."),
 )  # fmt: skip
 REPO_NAMES = ("component", "shard_size", "variant", "from_variant", "copy_all")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
@@ -19,16 +19,17 @@ from ..repo.inspection import inspect_files
 from ..repo.models import CONFIG, open_models
 from ..repo.places import directory_output, single_output
 from ..repo.plans import plan_models
-from ..repo.source import Files
+from ..repo.source import Files, local_files
 from ..repo.stage import home_of, put_back
 from ..report import Report
 from ..request import Request, StrPath
 from ..runs import ProgressCallback
 from ..weights import Weights
+from .push import Push, already, pushing
 from .refs import Ref
 from .source import HubFile, HubRepo, fetch, fetched, find, remote_files
 
-__all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo"]
+__all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo", "push_directory"]
 
 
 def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
@@ -55,13 +56,48 @@ def _asked_for(ref: Ref) -> HubRepo:
 
 
 def convert_repo(
-    ref: Ref, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+    ref: Ref,
+    output: StrPath | None,
+    request: Request,
+    progress: ProgressCallback | None = None,
+    push: Push | None = None,
 ) -> Report:
-    """Convert a model on the Hub; by default to ``NAME-bf16`` in the working directory."""
+    """Convert a model on the Hub; by default to ``NAME-bf16`` in the working directory.
+
+    With ``push`` it is published on the Hub, and kept here only where an ``output`` is named.
+    """
     repo = _asked_for(ref)
+    if push is None:
+        if ref.file is not None:
+            return _convert_one(repo, ref.file, output, request, progress)
+        return convert_found(repo, output, request, progress)
     if ref.file is not None:
-        return _convert_one(repo, ref.file, output, request, progress)
-    return convert_found(repo, output, request, progress)
+        raise UsageError("--push publishes whole models", path=str(ref), hint="leave the file's name out")
+    files = remote_files(repo)
+    with pushing(push.target, files, request, at_once=push.low_disk) as sink:
+        if sink.already is not None:
+            return already(sink, files, plan_files(files, output, request), request)
+        keeps, low_disk = output is not None, push.low_disk
+        done = convert_found(repo, output, request, progress, sink, keeps=keeps, low_disk=low_disk)
+        assert sink.published is not None
+        return replace(done, published=asdict(sink.published))
+
+
+def push_directory(
+    source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None, push: Push
+) -> Report:
+    """Convert a local model and publish it; it is kept here only where an ``output`` is named."""
+    if push.low_disk:
+        raise UsageError("--low-disk is for models on the Hub", path=source, hint="leave it out")
+    final = directory_output(Path(source), request.policy.target, output)
+    put_back(final)
+    files = local_files(Path(source), skip=(final, home_of(final)))
+    with pushing(push.target, files, request, at_once=False) as sink:
+        if sink.already is not None:
+            return already(sink, files, plan_files(files, output, request), request)
+        done = convert_files(files, final, request, progress, sink, keeps=output is not None)
+        assert sink.published is not None
+        return replace(done, published=asdict(sink.published))
 
 
 def convert_found(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from ..errors import HubError, InputError, OutputError, SourceChangedError
 from ..fileio import InputFile, SourceFile
 from ..paths import reason
 from ..repo.source import Files
-from .client import client, translated
+from .client import client, quiet, translated
 from .refs import Ref
 
 __all__ = ["HubFile", "HubRepo", "fetch", "fetched", "find", "remote_files"]
@@ -23,6 +24,8 @@ __all__ = ["HubFile", "HubRepo", "fetch", "fetched", "find", "remote_files"]
 BLOCK = 1 << 16
 #: Files fetched side by side.
 FETCHES = 4
+HEADERS = 8  #: headers asked for side by side
+_SHARD = re.compile(r"(.*-)\d{5}(-of-\d{5}.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,11 @@ class HubFile:
             at = offset - self._start
             buffer[:] = self._block[at : at + len(buffer)]
 
+    def look(self) -> None:
+        """Ask for the first bytes, so that they are here when they are wanted."""
+        if self.size:
+            self.read(0, 1)
+
     def _fetch(self, start: int, end: int) -> bytes:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -131,10 +139,27 @@ def remote_files(repo: HubRepo) -> Files:
     """The repo's files, opened where they are: for headers and small files."""
     root = Path(repo.id)
 
+    here: dict[str, HubFile] = {}
+
     def opened(path: str) -> SourceFile:
-        return InputFile(fetched(repo, path)) if _is_offline() else HubFile(repo, path)
+        if _is_offline():
+            return InputFile(fetched(repo, path))
+        if path not in here:
+            here.update({p: HubFile(repo, p) for p in _with(path, repo.sizes)})
+            if len(here) > 1:  # headers are many small requests: side by side
+                with ThreadPoolExecutor(HEADERS) as pool:
+                    list(pool.map(HubFile.look, here.values()))
+        return here.pop(path)
 
     return Files(root, sorted(repo.sizes), opened, repo.shown, repo.id, repo.commit, repo.sizes)
+
+
+def _with(path: str, names: Iterable[str]) -> list[str]:
+    """The shards that a file is one of, as its name has it; itself alone where it is none."""
+    shard = _SHARD.fullmatch(path)
+    if shard is None:
+        return [path]
+    return [p for p in names if (found := _SHARD.fullmatch(p)) is not None and found.groups() == shard.groups()]
 
 
 def _is_offline() -> bool:
@@ -162,7 +187,7 @@ def fetch(repo: HubRepo, names: Sequence[str], progress: Callable[[int, int], No
     """
     total = sum(repo.sizes[name] for name in names)
     counter = _Counter()
-    with ThreadPoolExecutor(FETCHES) as pool:
+    with quiet(), ThreadPoolExecutor(FETCHES) as pool:
         pending = [pool.submit(fetched, repo, name, counter.add) for name in names]
         try:
             paths = [_waited(f, lambda: progress and progress(min(counter.done, total), total)) for f in pending]
