@@ -10,6 +10,7 @@ from ._version import __version__ as __version__
 from .api import convert as convert
 from .api import inspect as inspect
 from .api import plan as plan
+from .api import scan as scan
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checks import Finding as Finding
@@ -32,11 +33,19 @@ from .errors import UnknownFormatError as UnknownFormatError
 from .errors import UsageError as UsageError
 from .errors import VerificationError as VerificationError
 from .inspection import Inspection as Inspection
+from .measures import Exponents as Exponents
+from .measures import Loss as Loss
+from .measures import Measure as Measure
 from .plan import Item as Item
 from .plan import Plan as Plan
 from .report import Report as Report
 from .report import TensorReport as TensorReport
 from .rules import Rule as Rule
+from .scan import Scan as Scan
+from .scan import TensorScan as TensorScan
 from .stats import Norms as Norms
 from .stats import Stats as Stats
 from .tensors import TensorInfo as TensorInfo
+from .verdict import Judged as Judged
+from .verdict import Judgement as Judgement
+from .verdict import Verdict as Verdict

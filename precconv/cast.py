@@ -24,7 +24,18 @@ with warnings.catch_warnings():  # numpy is not needed, and torch complains wher
 from .dtypes import FP64, DType
 from .stats import Norms, Stats
 
-__all__ = ["Lane", "Pair", "blank", "cast_chunk", "first_difference", "one_thread", "pair", "reference_cast"]
+__all__ = [
+    "Lane",
+    "Pair",
+    "blank",
+    "cast_chunk",
+    "cast_into",
+    "count_ones",
+    "first_difference",
+    "one_thread",
+    "pair",
+    "reference_cast",
+]
 
 #: torch treats the last elements of an array, those that do not fill a vector, with other code, whose NaN differ.
 #: Casting whole multiples of this many elements makes every result independent of where a chunk ends.
@@ -93,7 +104,7 @@ def cast_into(x: torch.Tensor, y: torch.Tensor) -> None:
     y.copy_(x)
 
 
-def _count(mask: torch.Tensor) -> int:
+def count_ones(mask: torch.Tensor) -> int:
     """Number of ones among zeros, faster than torch counts: sums that stay in the mask's own narrow type."""
     n = mask.numel()
     if mask.dtype == torch.int16:
@@ -107,7 +118,7 @@ def _zeros(x: torch.Tensor, scratch: torch.Tensor) -> int:
     """Number of zeros, of either sign."""
     n = x.numel()
     if x.element_size() == 2:
-        return _count(torch.eq(_patterns(x), 0, out=scratch.view(torch.int16)[:n]))
+        return count_ones(torch.eq(_patterns(x), 0, out=scratch.view(torch.int16)[:n]))
     ones = torch.eq(x, 0, out=scratch.view(x.dtype)[:n])
     return int(ones.sum(dtype=x.dtype if n <= 1 << 24 else torch.float64))  # FP32 counts no further
 
@@ -121,17 +132,17 @@ def _tally(x: torch.Tensor, r: torch.Tensor, p: Pair, scratch: torch.Tensor) -> 
     largest = 0.0
     results = scratch.view(r.dtype)[: r.numel()]
     if low < p.dst_normal:
-        subnormal = _count(torch.lt(r, p.dst_normal, out=results))
+        subnormal = count_ones(torch.lt(r, p.dst_normal, out=results))
     if low == 0:
-        results_zero = _count(torch.eq(r, 0, out=results))
+        results_zero = count_ones(torch.eq(r, 0, out=results))
         zero = _zeros(x, scratch)
         subnormal, underflow = subnormal - results_zero, results_zero - zero
     if high >= p.dst_inf:
         a = _patterns(x)
         source = scratch.view(a.dtype)[: a.numel()]
-        nan = _count(torch.gt(a, p.src_inf, out=source))
-        inf = _count(torch.eq(a, p.src_inf, out=source))
-        overflow = _count(torch.ge(a, p.overflow, out=source)) - nan - inf
+        nan = count_ones(torch.gt(a, p.src_inf, out=source))
+        inf = count_ones(torch.eq(a, p.src_inf, out=source))
+        overflow = count_ones(torch.ge(a, p.overflow, out=source)) - nan - inf
         if overflow:
             largest = p.src.magnitude(int(a.masked_fill(a >= p.src_inf, 0).max()))
     return Stats(x.numel(), nan, inf, zero, overflow, underflow, subnormal, largest)

@@ -18,6 +18,7 @@ from .convert import convert
 from .diff import diff
 from .inspect import inspect
 from .presets import presets
+from .scan import scan
 
 __all__ = ["cli", "main"]
 
@@ -52,12 +53,13 @@ def cli() -> None:
     precconv model.safetensors --to bf16          writes model.bf16.safetensors
     precconv inspect model.safetensors            shows what is inside
     precconv diff a.safetensors b.safetensors     shows what sets them apart
+    precconv scan model.safetensors               shows what a cast would lose
 
     A first argument that is no command is a checkpoint to convert.
     """
 
 
-for command in (convert, diff, inspect, presets):
+for command in (convert, diff, inspect, presets, scan):
     cli.add_command(command)
 
 

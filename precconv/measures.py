@@ -1,0 +1,184 @@
+"""What a scan finds in a tensor's values, as one type with one ``+``.
+
+Adding is exact, so it is associative: in which pieces and in which order a tensor was looked at does not show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import zip_longest
+from operator import add
+
+from .dtypes import TARGETS, DType
+
+__all__ = ["Dyadic", "Exponents", "Loss", "Measure", "holders", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dyadic:
+    """The number ``mantissa * 2 ** exponent``: floats add up to it without rounding.  The mantissa is odd, or 0."""
+
+    mantissa: int = 0
+    exponent: int = 0
+
+    @classmethod
+    def of(cls, value: float, power: int = 0) -> Dyadic:
+        """``value * 2 ** power``, of a finite value."""
+        if not value:
+            return _ZERO
+        numerator, denominator = value.as_integer_ratio()
+        return _normal(numerator, 1 - denominator.bit_length() + power)
+
+    def __add__(self, other: Dyadic) -> Dyadic:
+        if not other.mantissa:
+            return self
+        if not self.mantissa:
+            return other
+        low = min(self.exponent, other.exponent)
+        mantissa = (self.mantissa << (self.exponent - low)) + (other.mantissa << (other.exponent - low))
+        return _normal(mantissa, low)
+
+    def over(self, other: Dyadic) -> tuple[int, int]:
+        """The quotient as numerator and denominator."""
+        shift = self.exponent - other.exponent
+        return self.mantissa << max(shift, 0), other.mantissa << max(-shift, 0)
+
+
+def _normal(mantissa: int, exponent: int) -> Dyadic:
+    zeros = (mantissa & -mantissa).bit_length() - 1
+    return Dyadic(mantissa >> zeros, exponent + zeros) if mantissa else _ZERO
+
+
+_ZERO = Dyadic()
+
+
+@dataclass(frozen=True, slots=True)
+class Exponents:
+    """How many values have which binary exponent: 1.0 has 0, and so has what is below 2.  No zeros at either end."""
+
+    first: int = 0
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> Exponents:
+        """From counts by exponent."""
+        used = [e for e, n in counts.items() if n]
+        if not used:
+            return _NONE
+        return cls(min(used), tuple(counts.get(e, 0) for e in range(min(used), max(used) + 1)))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(exponent, values), the smallest first."""
+        return enumerate(self.counts, self.first)
+
+    def __add__(self, other: Exponents) -> Exponents:
+        if not other.counts:
+            return self
+        if not self.counts:
+            return other
+        first = min(self.first, other.first)
+        rows = [(0,) * (e.first - first) + e.counts for e in (self, other)]
+        return Exponents(first, tuple(map(sum, zip_longest(*rows, fillvalue=0))))
+
+    def below(self, exponent: int) -> int:
+        """How many values are smaller than ``2 ** exponent``."""
+        return sum(self.counts[: max(exponent - self.first, 0)])
+
+
+_NONE = Exponents()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a cast to one type would do.
+
+    Errors are over the elements that are finite before and after it: what overflows has no error.
+    """
+
+    overflow: int = 0  #: finite, at or beyond the type's overflow bound
+    underflow: int = 0  #: nonzero, and zero after the cast
+    subnormal: int = 0  #: subnormal after the cast
+    is_exact: bool = True  #: whether no value changes; a NaN stays one, whatever its payload
+    max_abs_error: float = 0.0  #: largest |cast(x) - x|
+    square_sum: Dyadic = field(default=_ZERO, repr=False)  #: of x
+    square_error_sum: Dyadic = field(default=_ZERO, repr=False)  #: of cast(x) - x
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(
+            self.overflow + other.overflow,
+            self.underflow + other.underflow,
+            self.subnormal + other.subnormal,
+            self.is_exact and other.is_exact,
+            max(self.max_abs_error, other.max_abs_error),
+            self.square_sum + other.square_sum,
+            self.square_error_sum + other.square_error_sum,
+        )
+
+    @property
+    def relative_rms_error(self) -> float:
+        """Root of the squared error's share in the squared values; 0 where there is no error."""
+        if not self.square_error_sum.mantissa:
+            return 0.0
+        error, signal = self.square_error_sum.over(self.square_sum)
+        return math.sqrt(error / signal)
+
+    @property
+    def snr(self) -> float:
+        """Signal to noise in dB: the same ratio, 10 dB a factor of ten in the squares; Inf without an error."""
+        if not self.square_error_sum.mantissa:
+            return math.inf
+        signal, error = self.square_sum.over(self.square_error_sum)
+        return 10 * (math.log10(signal) - math.log10(error))
+
+
+_LOSSLESS = (Loss(),) * len(TARGETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Sizes and counts of some elements, and what each target would make of them.  A monoid, like ``Stats``."""
+
+    n: int = 0  #: elements
+    nan: int = 0
+    inf: int = 0
+    zero: int = 0  #: of either sign
+    subnormal: int = 0  #: in the type they are stored in
+    min_abs: float = math.inf  #: smallest |x| that is not zero; Inf where there is none
+    max_abs: float = 0.0  #: largest |x| that is finite
+    exponents: Exponents = _NONE  #: of all finite values but zeros
+    losses: tuple[Loss, ...] = field(default=_LOSSLESS, repr=False)  #: in the order of ``TARGETS``
+
+    def __add__(self, other: Measure) -> Measure:
+        return Measure(
+            self.n + other.n,
+            self.nan + other.nan,
+            self.inf + other.inf,
+            self.zero + other.zero,
+            self.subnormal + other.subnormal,
+            min(self.min_abs, other.min_abs),
+            max(self.max_abs, other.max_abs),
+            self.exponents + other.exponents,
+            tuple(map(add, self.losses, other.losses)),
+        )
+
+    def loss(self, to: DType) -> Loss:
+        """What a cast to one of ``TARGETS`` would do."""
+        return self.losses[TARGETS.index(to)]
+
+    def underflow_share(self, to: DType) -> float:
+        """Share of the finite nonzero values that would become zero."""
+        nonzero = self.n - self.nan - self.inf - self.zero
+        return self.loss(to).underflow / nonzero if nonzero else 0.0
+
+
+def holders(measure: Measure) -> frozenset[DType]:
+    """The targets that hold every value exactly."""
+    return frozenset(to for to in TARGETS if measure.loss(to).is_exact)
+
+
+def total(measures: Iterable[Measure]) -> Measure:
+    """All of them together."""
+    return reduce(add, measures, Measure())

@@ -1,0 +1,178 @@
+"""The kernel of a scan: a block of one type in, its measure out.  No I/O, no policy, nothing written.
+
+16-bit values are widened first, so there are two cases, FP32 and FP64.  Counts are taken on integer patterns, as in
+``cast``.  Errors of rounding are exact in the wide type.  Their squares are added in FP64 within a block, and exactly
+from block to block: since blocks are cut from a tensor's first element on, no result depends on how it was read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .cast import Pair, cast_into, count_ones, pair
+from .dtypes import FP32, FP64, TARGETS, DType
+from .measures import Dyadic, Exponents, Loss, Measure
+
+__all__ = ["BLOCK", "Scanner"]
+
+#: Elements looked at together: what is computed of them stays in the cache.
+BLOCK = 1 << 18
+
+_INT = {torch.float32: torch.int32, torch.float64: torch.int64}
+#: Squares of what is scaled to be about 1 neither overflow nor underflow.
+_MAX_SCALE = 1000
+#: Elements whose squares are added in FP32: in FP64 takes three times as long.
+_ROW = 512
+#: Largest |x| for which that is safe: its square is far from overflow, what underflows is nothing beside it.
+_FP32_SQUARES = (1e-12, 1e15)
+_NOTHING = Dyadic()
+
+
+def _limits(a: torch.Tensor) -> tuple[int, int]:
+    """Smallest and largest of some integers."""
+    low, high = torch.aminmax(a)
+    return int(low), int(high)
+
+
+def _max_abs(x: torch.Tensor) -> float:
+    return max(float(torch.amax(x)), -float(torch.amin(x)))  # faster than aminmax
+
+
+def _row_norms(x: torch.Tensor) -> torch.Tensor:
+    """Numbers with the same sum of squares, far fewer of them where there are many."""
+    rows = x.numel() // _ROW
+    if x.dtype != torch.float32 or not rows:
+        return x
+    return torch.cat([torch.linalg.vector_norm(x[: rows * _ROW].view(rows, _ROW), dim=1), x[rows * _ROW :]])
+
+
+class Scanner:
+    """The buffers of one thread, and the look at one block in them."""
+
+    def __init__(self) -> None:
+        self._wide, self._patterns, self._error, self._square = (
+            torch.empty(BLOCK * 8, dtype=torch.uint8) for _ in range(4)
+        )
+        self._narrow = torch.empty(BLOCK * 2, dtype=torch.uint8)
+        self._result = torch.empty(BLOCK * 4, dtype=torch.uint8)
+        self._ones = torch.empty(BLOCK * 4, dtype=torch.uint8)
+
+    def measure(self, data: memoryview, src: DType) -> Measure:
+        """The elements of a tensor, at most ``BLOCK`` of them; ``data`` is left as it is."""
+        if not len(data):
+            return Measure()
+        p = pair(src, src)
+        x = torch.frombuffer(data, dtype=p.src_torch)
+        wide = FP64 if src is FP64 else FP32
+        if src is not wide:
+            x = self._wide.view(torch.float32)[: x.numel()].copy_(x)
+        return self._look(x, src, wide)
+
+    def _look(self, x: torch.Tensor, src: DType, wide: DType) -> Measure:
+        n, infinity = x.numel(), wide.max_bits + 1
+        bits = x.view(_INT[x.dtype])
+        a = torch.bitwise_and(bits, torch.iinfo(bits.dtype).max, out=self._patterns.view(bits.dtype)[:n])
+        low, high = _limits(a)
+        nan = inf = zero = 0
+        if high >= infinity:
+            nan, inf = count_ones(a > infinity), count_ones(a == infinity)
+            odd = a >= infinity
+            x, a = x.masked_fill(odd, 0), a.masked_fill(odd, 0)
+            low, high = _limits(a)
+        if low == 0:
+            zero = count_ones(a == 0) - nan - inf
+            low = int(torch.where(a == 0, infinity, a).min()) if high else infinity
+        exponents = self._exponents(a, wide, low, high, zero + nan + inf) if high else Exponents()
+        largest = wide.magnitude(high)
+        signal = self._square_sum(x, largest)
+        return Measure(
+            n, nan, inf, zero,
+            exponents.below(1 - src.bias),
+            wide.magnitude(low) if low < infinity else math.inf,
+            largest,
+            exponents,
+            tuple(self._loss(x, to, src, wide, (low, high, zero + nan + inf), signal) for to in TARGETS),
+        )  # fmt: skip
+
+    def _exponents(self, a: torch.Tensor, wide: DType, low: int, high: int, zeros: int) -> Exponents:
+        """The histogram of finite patterns, between ``low`` and ``high`` but for ``zeros`` zeros."""
+        first = 0 if zeros else low >> wide.mantissa
+        counts = self._fields(a, wide, first, high >> wide.mantissa)
+        found = {e - wide.bias: n for e, n in enumerate(counts, first) if e}
+        if not first and counts[0] > zeros:  # subnormal: the pattern is the value, in units of the smallest
+            small = a[(a > 0) & (a < 1 << wide.mantissa)].double().view(torch.int64) >> FP64.mantissa
+            unit = FP64.bias - (1 - wide.bias - wide.mantissa)
+            found |= {e - unit: n for e, n in enumerate(torch.bincount(small).tolist())}
+        return Exponents.of(found)
+
+    def _fields(self, a: torch.Tensor, wide: DType, first: int, last: int) -> list[int]:
+        """How many patterns have each exponent field from ``first`` to ``last``."""
+        n, span = a.numel(), last - first + 1
+        shifted = torch.bitwise_right_shift(a, wide.mantissa, out=self._error.view(a.dtype)[:n])
+        if wide is FP64:
+            return torch.bincount(self._narrow.view(torch.int16)[:n].copy_(shifted)).tolist()[first:]
+        fields = self._narrow[:n].copy_(shifted).sub_(first)
+        if n % 2 or span > 128:
+            return torch.bincount(fields).tolist()
+        pairs = torch.bincount(fields.view(torch.int16), minlength=span << 8).view(span, 256)  # half as many to count
+        return (pairs.sum(0)[:span] + pairs.sum(1)).tolist()
+
+    def _loss(
+        self, x: torch.Tensor, to: DType, src: DType, wide: DType, limits: tuple[int, int, int], signal: Dyadic
+    ) -> Loss:
+        """What a cast of the finite ``x`` would do.
+
+        ``limits``: its smallest pattern but zero, its largest, how many zeros.  ``signal``: its sum of squares.
+        """
+        if to is src or to is wide:
+            return Loss(square_sum=signal)
+        p, n = pair(wide, to), x.numel()
+        kind = torch.int16 if to.bits == 16 else torch.int32
+        y = self._result.view(p.dst_torch)[:n]
+        cast_into(x, y)
+        low, high, zeros = limits
+        overflow = underflow = subnormal = 0
+        if high >= p.overflow or low < (1 - to.bias + wide.bias) << wide.mantissa:
+            r = torch.bitwise_and(y.view(kind), torch.iinfo(kind).max, out=self._square.view(kind)[:n])
+            overflow, underflow, subnormal = self._edges(r, p, zeros)
+        error = self._error.view(x.dtype)[:n]
+        error.copy_(y).sub_(x)
+        if overflow:
+            lost = torch.isinf(y)
+            x, error = x.masked_fill(lost, 0), error.masked_fill(lost, 0)
+            signal = self._square_sum(x, _max_abs(x))
+        worst = _max_abs(error)
+        exact = not worst and not overflow and self._is_exact(x, y)
+        return Loss(overflow, underflow, subnormal, exact, worst, signal, self._square_sum(error, worst))
+
+    def _edges(self, r: torch.Tensor, p: Pair, zeros: int) -> tuple[int, int, int]:
+        """How many results are infinite, zero beyond ``zeros``, and subnormal."""
+        low, high = _limits(r)
+        overflow = count_ones(r >= p.dst_inf) if high >= p.dst_inf else 0
+        if low >= p.dst_normal:
+            return overflow, 0, 0
+        ones = self._ones.view(r.dtype)[: r.numel()]
+        small = count_ones(torch.lt(r, p.dst_normal, out=ones))
+        zero = count_ones(torch.eq(r, 0, out=ones)) if low == 0 else 0
+        return overflow, zero - zeros, small - zero
+
+    def _is_exact(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        """Bit for bit: a processor that takes subnormals for zero finds no error in losing them."""
+        kind = _INT[x.dtype]
+        return torch.equal(self._error.view(x.dtype)[: x.numel()].copy_(y).view(kind), x.view(kind))
+
+    def _square_sum(self, x: torch.Tensor, largest: float) -> Dyadic:
+        """The sum of squares, to six digits at least."""
+        if not largest:
+            return _NOTHING
+        if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
+            x = _row_norms(x)
+        square = self._square.view(torch.float64)[: x.numel()]  # always there: alignment may decide on the sum's order
+        if x.dtype == torch.float32:
+            square.copy_(x)
+            return Dyadic.of(float(torch.dot(square, square)))
+        power = max(-_MAX_SCALE, min(_MAX_SCALE, math.frexp(largest)[1]))
+        torch.mul(x, math.ldexp(1.0, -power), out=square)
+        return Dyadic.of(float(torch.dot(square, square)), 2 * power)

@@ -1,0 +1,153 @@
+"""What a scan means: for each target what is safe and what is not, and the command to run.
+
+Only what a conversion would cast is judged: norms and whatever else its plan keeps can lose nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .checks import UNDERFLOW_WARNING
+from .dtypes import BF16, DType
+from .measures import Loss, Measure
+from .plan import Item
+from .rules import generalise
+
+__all__ = ["Judged", "Judgement", "Verdict", "judge", "verdict"]
+
+
+class Judged(NamedTuple):
+    """A tensor that a conversion would cast, and what that would do."""
+
+    item: Item
+    measure: Measure
+
+    @property
+    def name(self) -> str:
+        return self.item.src.name
+
+    @property
+    def loss(self) -> Loss:
+        return self.measure.loss(self.item.to)
+
+    @property
+    def underflow_share(self) -> float:
+        return self.measure.underflow_share(self.item.to)
+
+    @property
+    def risk(self) -> tuple[int, float, float]:
+        """Sorts by what matters: overflow, then underflow, then error."""
+        return self.loss.overflow, self.underflow_share, self.loss.relative_rms_error
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a conversion to one target would do."""
+
+    to: DType
+    cast: tuple[Judged, ...]  #: what it would cast, in the source's order
+    is_upcast: bool  #: whether every value of the source, in whatever tensor, is one of the target's
+    loss: Loss  #: of all that would be cast
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no value would change."""
+        return self.loss.is_exact
+
+    @property
+    def overflowing(self) -> list[Judged]:
+        return [t for t in self.cast if t.loss.overflow]
+
+    @property
+    def underflowing(self) -> list[Judged]:
+        """Tensors of which so many values become zero that a conversion warns."""
+        return [t for t in self.cast if t.underflow_share > UNDERFLOW_WARNING]
+
+    @property
+    def is_safe(self) -> bool:
+        return not self.overflowing and not self.underflowing
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Three sentences."""
+
+    safe: str
+    unsafe: str
+    run: str
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        return f"safe: {self.safe}", f"not safe: {self.unsafe}", f"run: {self.run}"
+
+
+def judge(to: DType, items: Iterable[tuple[Item, Measure]]) -> Judgement:
+    """Judge the castable tensors of a plan for ``to``."""
+    known = [Judged(item, measure) for item, measure in items]
+    cast = tuple(t for t in known if t.item.to is not t.item.src.dtype)
+    upcast = bool(cast) and all(t.item.src.dtype.bits >= to.bits and t.measure.loss(to).is_exact for t in known)
+    return Judgement(to, cast, upcast, sum((t.loss for t in cast), Loss()))
+
+
+def verdict(source: str, judgements: Sequence[Judgement], total: Measure) -> Verdict:
+    """The verdict over what was judged; ``total`` is the measure of the whole source."""
+    safe = [f"{j.to}: {_praise(j)}" for j in judgements if j.is_safe]
+    unsafe = [f"{j.to}: {_blame(j)}" for j in judgements if not j.is_safe]
+    if total.nan or total.inf:
+        unsafe.append(f"the source holds {total.nan} NaN and {total.inf} Inf among {total.n} values")
+    return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or "nothing was found", _command(source, judgements))
+
+
+def _praise(j: Judgement) -> str:
+    if not j.cast:
+        return "there is nothing to cast"
+    if j.is_upcast and j.to.bits < max(t.item.src.dtype.bits for t in j.cast):
+        sources = " and ".join(sorted({t.item.src.dtype.name for t in j.cast}))
+        return f"every {sources} value is exactly a {j.to} value: --to {j.to} loses nothing"
+    if j.is_exact:
+        return f"every value that is cast is exactly a {j.to} value: --to {j.to} loses nothing"
+    worst = max(j.cast, key=lambda t: t.loss.relative_rms_error)
+    zeros = f", {_values(j.loss.underflow)} become 0" if j.loss.underflow else ""
+    return f"everything fits{zeros}, SNR {j.loss.snr:.1f} dB (least {worst.loss.snr:.1f} dB in {worst.name!r})"
+
+
+def _blame(j: Judgement) -> str:
+    parts = []
+    if over := j.overflowing:
+        worst = max(over, key=lambda t: t.measure.max_abs)
+        parts.append(f"{_tensors(len(over))} overflow (largest |x| {worst.measure.max_abs:.2g} in {worst.name!r})")
+    if under := j.underflowing:
+        worst = max(under, key=lambda t: t.underflow_share)
+        share = f"up to {worst.underflow_share:.1%} in {worst.name!r}"
+        parts.append(f"{_tensors(len(under))} of which more than {UNDERFLOW_WARNING:.0%} becomes 0 ({share})")
+    return ", ".join(parts)
+
+
+def _tensors(n: int) -> str:
+    return f"{n:,} tensor{'' if n == 1 else 's'}"
+
+
+def _values(n: int) -> str:
+    return f"{n:,} value{'' if n == 1 else 's'}"
+
+
+def _command(source: str, judgements: Sequence[Judgement]) -> str:
+    """The conversion that loses least, with what it takes to lose no more than that."""
+    useful = [j for j in judgements if j.cast]
+    if not useful:
+        return "nothing: there is nothing to cast"
+    best = max(useful, key=lambda j: (j.is_exact, j.is_safe, not j.overflowing, j.loss.snr, j.to is BF16))
+    parts = ["precconv", shlex.quote(source), "--to", best.to.name]
+    if best.overflowing:
+        parts += ["--on-overflow", "fp32"]
+    globs = dict.fromkeys(generalise(t.name) for t in best.underflowing if not t.loss.overflow)
+    for glob in [*globs][:3]:
+        parts += ["--keep", shlex.quote(glob)]
+    if len(globs) > 3:
+        parts.append("…")
+    if best.overflowing and best.to.max < BF16.max:
+        return f"{' '.join(parts)}, or --to bf16"
+    return " ".join(parts)
