@@ -93,7 +93,12 @@ class Scanner:
             wide.magnitude(low) if low < infinity else math.inf,
             largest,
             exponents,
-            tuple(self._loss(x, to, src, wide, (low, high, zero + nan + inf), signal) for to in TARGETS),
+            tuple(
+                Loss(subnormal=exponents.below(1 - to.bias), square_sum=signal)
+                if to is src or to is wide
+                else self._loss(x, to, wide, (low, high, zero + nan + inf), signal)
+                for to in TARGETS
+            ),
         )  # fmt: skip
 
     def _exponents(self, a: torch.Tensor, wide: DType, low: int, high: int, zeros: int) -> Exponents:
@@ -119,15 +124,11 @@ class Scanner:
         pairs = torch.bincount(fields.view(torch.int16), minlength=span << 8).view(span, 256)  # half as many to count
         return (pairs.sum(0)[:span] + pairs.sum(1)).tolist()
 
-    def _loss(
-        self, x: torch.Tensor, to: DType, src: DType, wide: DType, limits: tuple[int, int, int], signal: Dyadic
-    ) -> Loss:
+    def _loss(self, x: torch.Tensor, to: DType, wide: DType, limits: tuple[int, int, int], signal: Dyadic) -> Loss:
         """What a cast of the finite ``x`` would do.
 
         ``limits``: its smallest pattern but zero, its largest, how many zeros.  ``signal``: its sum of squares.
         """
-        if to is src or to is wide:
-            return Loss(square_sum=signal)
         p, n = pair(wide, to), x.numel()
         kind = torch.int16 if to.bits == 16 else torch.int32
         y = self._result.view(p.dst_torch)[:n]
