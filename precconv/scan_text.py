@@ -59,11 +59,15 @@ def _table(rows: Sequence[TensorScan], targets: Sequence[DType]) -> list[str]:
             cells.append([t.name, t.info.dtype.name, shape(t.info.shape), size(t.info.nbytes), *[""] * 4])
         else:
             least = "" if math.isinf(m.min_abs) else f"{m.min_abs:.3g}"
-            zeros = f"{m.zero / m.n:.2%}" if m.zero else ""
+            zeros = _share(m.zero / m.n) if m.zero else ""
             odd = [f"{n:,}" if n else "" for n in (m.nan, m.inf)]
             cells.append([t.name, t.info.dtype.name, shape(t.info.shape), least, f"{m.max_abs:.3g}", zeros, *odd])
         cells[-1] += [_fate(t, to) for to in targets]
     return table(cells, right="   rrrrr")
+
+
+def _share(share: float) -> str:
+    return f"{share:.2%}" if share >= 0.0001 else "<0.01%"
 
 
 def _fate(t: TensorScan, to: DType) -> str:
@@ -76,7 +80,7 @@ def _fate(t: TensorScan, to: DType) -> str:
         return f"{loss.overflow:,} overflow{other}"
     if loss.is_exact:
         return f"exact{other}"
-    zeros = f", {judged.underflow_share:.2%} to 0" if loss.underflow else ""
+    zeros = f", {_share(judged.underflow_share)} to 0" if loss.underflow else ""
     return f"{loss.snr:.1f} dB{zeros}{other}"
 
 

@@ -170,10 +170,6 @@ class Scanner:
             return _NOTHING
         if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
             x = _row_norms(x)
-        square = self._square.view(torch.float64)[: x.numel()]  # always there: alignment may decide on the sum's order
-        if x.dtype == torch.float32:
-            square.copy_(x)
-            return Dyadic.of(float(torch.dot(square, square)))
         power = max(-_MAX_SCALE, min(_MAX_SCALE, math.frexp(largest)[1]))
-        torch.mul(x, math.ldexp(1.0, -power), out=square)
-        return Dyadic.of(float(torch.dot(square, square)), 2 * power)
+        square = self._square.view(torch.float64)[: x.numel()].copy_(x).mul_(math.ldexp(1.0, -power))
+        return Dyadic.of(float(square.mul_(square).sum()), 2 * power)

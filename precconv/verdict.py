@@ -110,7 +110,7 @@ def _praise(j: Judgement) -> str:
     if j.is_exact:
         return f"every value that is cast is exactly a {j.to} value: --to {j.to} loses nothing"
     worst = max(j.cast, key=lambda t: t.loss.relative_rms_error)
-    zeros = f", {_values(j.loss.underflow)} become 0" if j.loss.underflow else ""
+    zeros = f", {_values(j.loss.underflow)} to 0" if j.loss.underflow else ""
     return f"everything fits{zeros}, SNR {j.loss.snr:.1f} dB (least {worst.loss.snr:.1f} dB in {worst.name!r})"
 
 
@@ -137,8 +137,10 @@ def _values(n: int) -> str:
 def _command(source: str, judgements: Sequence[Judgement]) -> str:
     """The conversion that loses least, with what it takes to lose no more than that."""
     useful = [j for j in judgements if j.cast]
-    if not useful:
-        return "nothing: there is nothing to cast"
+    if len(useful) < len(
+        judgements
+    ):  # it is in one of the types asked for: any other loses something, or gains nothing
+        return f"nothing: there is nothing to cast to {next(j.to for j in judgements if not j.cast)}"
     best = max(useful, key=lambda j: (j.is_exact, j.is_safe, not j.overflowing, j.loss.snr, j.to is BF16))
     parts = ["precconv", shlex.quote(source), "--to", best.to.name]
     if best.overflowing:
