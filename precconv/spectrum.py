@@ -11,14 +11,14 @@ import math
 
 import torch
 
-from .cast import Pair, cast_into, count_ones, pair
+from .cast import cast_into, count_ones, pair
 from .dtypes import FP32, FP64, TARGETS, DType
 from .measures import Dyadic, Exponents, Loss, Measure
 
 __all__ = ["BLOCK", "Scanner"]
 
 #: Elements looked at together: what is computed of them stays in the cache.
-BLOCK = 1 << 18
+BLOCK = 1 << 19
 
 _INT = {torch.float32: torch.int32, torch.float64: torch.int64}
 #: Squares of what is scaled to be about 1 neither overflow nor underflow.
@@ -137,7 +137,11 @@ class Scanner:
         overflow = underflow = subnormal = 0
         if high >= p.overflow or low < (1 - to.bias + wide.bias) << wide.mantissa:
             r = torch.bitwise_and(y.view(kind), torch.iinfo(kind).max, out=self._square.view(kind)[:n])
-            overflow, underflow, subnormal = self._edges(r, p, zeros)
+            ones = self._ones.view(kind)[:n]
+            overflow = count_ones(torch.ge(r, p.dst_inf, out=ones)) if high >= p.overflow else 0
+            gone = wide.magnitude(low) <= to.underflow_bound if low < wide.max_bits else False
+            underflow = count_ones(torch.eq(r, 0, out=ones)) - zeros if gone else 0
+            subnormal = count_ones(torch.lt(r, p.dst_normal, out=ones)) - underflow - zeros
         error = self._error.view(x.dtype)[:n]
         error.copy_(y).sub_(x)
         if overflow:
@@ -147,17 +151,6 @@ class Scanner:
         worst = _max_abs(error)
         exact = not worst and not overflow and self._is_exact(x, y)
         return Loss(overflow, underflow, subnormal, exact, worst, signal, self._square_sum(error, worst))
-
-    def _edges(self, r: torch.Tensor, p: Pair, zeros: int) -> tuple[int, int, int]:
-        """How many results are infinite, zero beyond ``zeros``, and subnormal."""
-        low, high = _limits(r)
-        overflow = count_ones(r >= p.dst_inf) if high >= p.dst_inf else 0
-        if low >= p.dst_normal:
-            return overflow, 0, 0
-        ones = self._ones.view(r.dtype)[: r.numel()]
-        small = count_ones(torch.lt(r, p.dst_normal, out=ones))
-        zero = count_ones(torch.eq(r, 0, out=ones)) if low == 0 else 0
-        return overflow, zero - zeros, small - zero
 
     def _is_exact(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Bit for bit: a processor that takes subnormals for zero finds no error in losing them."""

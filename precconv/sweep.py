@@ -33,7 +33,7 @@ def sweep(source: Source, *, workers: int, progress: Progress) -> dict[int, Meas
 
     def start() -> Callable[[Chunk], None]:
         scanner, reader = spectrum.Scanner(), RunReader(source.file)
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = memoryview(bytearray(max(CHUNK_BYTES, spectrum.BLOCK * 8)))
 
         def step(chunk: Chunk) -> None:
             run, data = chunk.run, buffer[: chunk.src_bytes]
