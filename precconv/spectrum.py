@@ -102,20 +102,20 @@ class Scanner:
         )  # fmt: skip
 
     def _exponents(self, a: torch.Tensor, wide: DType, low: int, high: int, zeros: int) -> Exponents:
-        """The histogram of finite patterns, between ``low`` and ``high`` but for ``zeros`` zeros."""
-        first = 0 if zeros else low >> wide.mantissa
-        counts = self._fields(a, wide, first, high >> wide.mantissa)
-        found = {e - wide.bias: n for e, n in enumerate(counts, first) if e}
-        if not first and counts[0] > zeros:  # subnormal: the pattern is the value, in units of the smallest
+        """The histogram of finite patterns, between ``low`` and ``high`` but for ``zeros`` zeros; ``a`` is used up."""
+        found = {}
+        if not low >> wide.mantissa:  # subnormal: the pattern is the value, in units of the smallest
             small = a[(a > 0) & (a < 1 << wide.mantissa)].double().view(torch.int64) >> FP64.mantissa
             unit = FP64.bias - (1 - wide.bias - wide.mantissa)
-            found |= {e - unit: n for e, n in enumerate(torch.bincount(small).tolist())}
-        return Exponents.of(found)
+            found = {e - unit: n for e, n in enumerate(torch.bincount(small).tolist())}
+        first = 0 if zeros else low >> wide.mantissa
+        counts = self._fields(a, wide, first, high >> wide.mantissa)
+        return Exponents.of(found | {e - wide.bias: n for e, n in enumerate(counts, first) if e})
 
     def _fields(self, a: torch.Tensor, wide: DType, first: int, last: int) -> list[int]:
-        """How many patterns have each exponent field from ``first`` to ``last``."""
+        """How many patterns have each exponent field from ``first`` to ``last``; ``a`` is used up."""
         n, span = a.numel(), last - first + 1
-        shifted = torch.bitwise_right_shift(a, wide.mantissa, out=self._error.view(a.dtype)[:n])
+        shifted = a.bitwise_right_shift_(wide.mantissa)
         if wide is FP64:
             return torch.bincount(self._narrow.view(torch.int16)[:n].copy_(shifted)).tolist()[first:]
         fields = self._narrow[:n].copy_(shifted).sub_(first)

@@ -235,6 +235,7 @@ LIGHT = {
     "diff --help": RUN.format(args=["diff", "--help"]),
     "convert --help": RUN.format(args=["convert", "--help"]),
     "inspect": RUN.format(args=["inspect", LLAMA]),
+    "scan --help": RUN.format(args=["scan", "--help"]),
     "inspect --json": RUN.format(args=["inspect", "--json", LLAMA]),
     "--dry-run": RUN.format(args=[LLAMA, "--to", "bf16", "--dry-run"]),
 }
