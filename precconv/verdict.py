@@ -118,7 +118,9 @@ def _blame(j: Judgement) -> str:
     parts = []
     if over := j.overflowing:
         worst = max(over, key=lambda t: t.measure.max_abs)
-        parts.append(f"{_tensors(len(over))} overflow (largest |x| {worst.measure.max_abs:.2g} in {worst.name!r})")
+        overflow = "overflows" if len(over) == 1 else "overflow"
+        largest = f"largest |x| {worst.measure.max_abs:.2g} in {worst.name!r}"
+        parts.append(f"{_tensors(len(over))} {overflow} ({largest})")
     if under := j.underflowing:
         worst = max(under, key=lambda t: t.underflow_share)
         share = f"up to {worst.underflow_share:.1%} in {worst.name!r}"

@@ -87,9 +87,12 @@ def test_the_python_shown_runs(
 
 
 def test_the_options_that_readme_names_exist() -> None:
-    help_text = subprocess.run(
-        [sys.executable, "-m", "precconv", "convert", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    help_text = "".join(
+        subprocess.run(
+            [sys.executable, "-m", "precconv", command, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        for command in ("convert", "scan")
+    )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--no-deps"}
     missing = {option for option in named if option not in help_text}
     assert not missing

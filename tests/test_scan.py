@@ -182,7 +182,7 @@ def test_values_that_are_not_cast_are_not_judged(tmp_path: Path) -> None:
     assert found.verdict.safe == "fp16: every value that is cast is exactly a fp16 value: --to fp16 loses nothing"
     assert not found.judgements[0].is_upcast
     cast = scanned(tmp_path, tensors, to="fp16", norms="cast")
-    assert cast.verdict.unsafe == "fp16: 1 tensor overflow (largest |x| 1e+05 in 'norm.weight')"
+    assert cast.verdict.unsafe == "fp16: 1 tensor overflows (largest |x| 1e+05 in 'norm.weight')"
     assert not scanned(tmp_path, tensors, to="fp16", norms="cast", keep=["norm*"]).judgements[0].overflowing
 
 
@@ -191,7 +191,7 @@ def test_overflow_is_the_first_thing_to_say_and_the_way_out_is_the_command(tmp_p
     found = scanned(tmp_path, tensors, to="fp16")
     assert found.ranked()[0].name == "l.2.weight"
     assert found.verdict.safe == "nothing"
-    assert found.verdict.unsafe.startswith("fp16: 1 tensor overflow (largest |x| ")
+    assert found.verdict.unsafe.startswith("fp16: 1 tensor overflows (largest |x| ")
     assert found.verdict.run == f"precconv {tmp_path / 'x.safetensors'} --to fp16 --on-overflow fp32, or --to bf16"
     both = scanned(tmp_path, tensors)
     assert both.verdict.run == f"precconv {tmp_path / 'x.safetensors'} --to bf16"
