@@ -24,12 +24,12 @@ PACKAGE = ROOT / "precconv"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "bulk", "names", "norm_tables", "components"),
     ("dtypes", "stats", "paths", "sizes"),
-    ("tensors", "fileio", "configs", "deviation"),
+    ("tensors", "fileio", "configs", "deviation", "measures"),
     ("formats", "cast", "compare", "norms", "rules", "presets", "quantized"),
-    ("advice", "tree", "twins"),
+    ("advice", "tree", "twins", "spectrum"),
     ("outline", "plan", "outputs"),
-    ("checks", "runs", "weights", "ties"),
-    ("checkpoint", "passes", "report", "verify", "differences"),
+    ("checks", "runs", "weights", "ties", "lossless"),
+    ("checkpoint", "passes", "report", "sweep", "verdict", "verify", "differences"),
     ("inspection", "request"),
     ("convert", "scan"),
     ("text",),
@@ -126,7 +126,7 @@ def f():
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_only_the_kernels_and_the_check_of_a_written_torch_file_import_torch(path: Path) -> None:
     used = [f"{path.name}:{line}" for line, name in imports_of(path) if name.split(".")[0] in ("torch", "numpy")]
-    assert module_name(path) in ("cast", "compare", "formats.torch") or used == []
+    assert module_name(path) in ("cast", "compare", "spectrum", "formats.torch") or used == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
