@@ -22,7 +22,7 @@ from .plan import Plan
 from .repo.convert import convert_directory, plan_directory
 from .repo.inspection import inspect_directory
 from .report import Report
-from .request import Request, StrPath, request_of
+from .request import Request, Rounding, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
 from .runs import ProgressCallback
 from .scan import Scan, scan_checkpoints
@@ -106,6 +106,8 @@ def convert(
     on_overflow: OnOverflow = "error",
     on_nonfinite: OnNonfinite = "warn",
     max_underflow: float | None = None,
+    rounding: Rounding = "nearest",
+    seed: int | None = None,
     verify: VerifyMode = "sample",
     workers: int | None = None,
     durable: bool = False,
@@ -142,6 +144,8 @@ def convert(
     ``branch``, ``pr``: in a private repo if it is new, on a branch, as a pull request.  ``low_disk``: fetch, convert,
     send and remove one file of weights at a time.
     ``on_overflow``, ``on_nonfinite``, ``max_underflow``: what to do about values that do not survive.
+    ``rounding``, ``seed``: ``stochastic`` rounds FP64 and FP32 to a 16-bit type up with a probability equal to the
+    remainder; the random bits depend on the seed (0 if none is given), the tensor's name and the element's index.
     ``verify``: compare a ``sample`` of every tensor, everything (``full``) or nothing with a fresh cast.
     ``workers``: threads; by default one for each usable core.  The output does not depend on it.
     ``durable``: wait until the output is on the disk before it gets its name.
@@ -155,9 +159,9 @@ def convert(
     request = request_of(
         to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
-        on_nonfinite=on_nonfinite, max_underflow=max_underflow, verify=verify, workers=workers, durable=durable,
-        report=report, component=component, shard_size=shard_size, variant=variant, from_variant=from_variant,
-        copy_all=copy_all,
+        on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, verify=verify,
+        workers=workers, durable=durable, report=report, component=component, shard_size=shard_size, variant=variant,
+        from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
     wanted = _push(push, private=private, branch=branch, pr=pr, low_disk=low_disk)
     if is_directory(source):

@@ -1,16 +1,17 @@
 """The kernel: chunks of one type in, chunks of another and their statistics out.  No I/O, no policy.
 
-Only this module, ``compare`` and ``spectrum`` compute with torch.  Everything is counted on integer magnitude patterns (the bits
-without the sign), which sort as their values do, so every count is exact.  A chunk costs the cast and one look at the
-result: no pattern at or above Inf and none below the smallest normal means no NaN, Inf, overflow, underflow, zero or
-subnormal, and nothing else is computed; only chunks that fail this are counted, on the source.
+Only the kernels (this module, ``compare``, ``spectrum`` and ``stochastic``) compute with torch.  Everything is counted
+on integer magnitude patterns (the bits without the sign), which sort as their values do, so every count is exact.  A
+chunk costs the cast and one look at the result: no pattern at or above Inf and none below the smallest normal means no
+NaN, Inf, overflow, underflow, zero or subnormal, and nothing else is computed; only chunks that fail this are counted,
+on the source.
 """
 
 from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,8 +22,10 @@ with warnings.catch_warnings():  # numpy is not needed, and torch complains wher
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     import torch
 
+from .draws import Stretch
 from .dtypes import FP64, DType
 from .stats import Norms, Stats
+from .stochastic import Rounder
 
 __all__ = [
     "Lane",
@@ -62,6 +65,11 @@ class Pair:
     @property
     def dst_torch(self) -> torch.dtype:
         return _torch(self.dst)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether stochastic rounding is for it: from a wider type to one of 16 bits."""
+        return self.dst.bits == 16 and self.src.bits > 16
 
 
 @cache
@@ -238,6 +246,7 @@ class Lane:
         self._views_of: _Views | None = None
         self._in, self._out = (torch.frombuffer(m, dtype=torch.uint8) for m in self._raw)
         self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        self._rounder = Rounder()
 
     def source(self, nbytes: int) -> memoryview:
         """Where to put ``nbytes`` bytes of the source."""
@@ -257,11 +266,16 @@ class Lane:
             self._views_of = views
         return views
 
-    def cast(self, p: Pair, n: int) -> memoryview:
-        """Cast the first ``n`` elements of the source; the bytes of the result, the source's own if nothing changes."""
+    def cast(self, p: Pair, n: int, stretches: Sequence[Stretch] = ()) -> memoryview:
+        """Cast the first ``n`` elements of the source; the bytes of the result, the source's own if nothing changes.
+
+        ``stretches``: whose random bits they get, where ``p`` narrows; without them they are rounded to nearest.
+        """
         views = self._set(p, n)
         if p.src is not p.dst:
             cast_into(views.x, views.y)
+        if stretches and p.narrows:
+            self._rounder.round(views.x[:n], views.y[:n], p.dst, stretches)
         return views.raw
 
     def survey(
@@ -319,7 +333,7 @@ def cast_chunk(x: torch.Tensor, to: DType, *, clamp: bool = False, norms: bool =
     return y, stats + Stats(norms=_norms(x, y, scratch, finite=False)) if norms else stats
 
 
-def reference_cast(x: torch.Tensor, p: Pair, *, clamp: bool) -> torch.Tensor:
+def reference_cast(x: torch.Tensor, p: Pair, *, clamp: bool, stretches: Sequence[Stretch] = ()) -> torch.Tensor:
     """What a conversion must hold, by the shortest way that is right: verification's side of the comparison."""
     y = torch.empty(-(-x.numel() // VECTOR) * VECTOR, dtype=p.dst_torch)
     padded = torch.nn.functional.pad(x, (0, y.numel() - x.numel()))
@@ -328,17 +342,21 @@ def reference_cast(x: torch.Tensor, p: Pair, *, clamp: bool) -> torch.Tensor:
     else:
         y = padded.to(p.dst_torch)
     y = y[: x.numel()]
+    if stretches and p.narrows:
+        Rounder().round(x, y, p.dst, stretches)
     if clamp:
         largest = torch.tensor(p.dst.max, dtype=p.dst_torch)
         y = torch.where(torch.isinf(y) & torch.isfinite(x), torch.copysign(largest, y), y)
     return y
 
 
-def first_difference(x: memoryview, y: memoryview, p: Pair | None, *, clamp: bool) -> int | None:
+def first_difference(
+    x: memoryview, y: memoryview, p: Pair | None, *, clamp: bool, stretches: Sequence[Stretch] = ()
+) -> int | None:
     """Where the bytes ``y`` first differ from those of ``x`` cast by ``p``, or from ``x`` itself; None if nowhere."""
     got, want = torch.frombuffer(y, dtype=torch.uint8), torch.frombuffer(x, dtype=torch.uint8)
     if p is not None:
-        want = reference_cast(want.view(p.src_torch), p, clamp=clamp).view(torch.uint8)
+        want = reference_cast(want.view(p.src_torch), p, clamp=clamp, stretches=stretches).view(torch.uint8)
     if torch.equal(want, got):
         return None
     return int((want != got).nonzero()[0])

@@ -25,7 +25,7 @@ from .passes import Seen, write_pass
 from .paths import free_bytes
 from .plan import Item, Plan
 from .report import Report, check_report_path
-from .request import Request, StrPath, plan_for, plan_of
+from .request import Request, StrPath, draws_for, plan_for, plan_of
 from .runs import Chunk, Progress, ProgressCallback, all_chunks, make_runs
 from .stats import Stats
 from .verify import sample_chunks, verify_header, verify_literals, verify_names, verify_values
@@ -210,6 +210,7 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: PartFile, p
         layout,
         places,
         clamp=request.limits.on_overflow == "clamp",
+        draws=draws_for(request, task.found, task.plan),
         norms=request.report is not None,
         stop_at_overflow=request.limits.on_overflow == "error",
         workers=request.workers,
@@ -305,6 +306,7 @@ def _verified(task: Task, outcome: Outcome, part: PartFile, progress: Progress, 
         chunks,
         items,
         clamp=task.request.limits.on_overflow == "clamp",
+        draws=draws_for(task.request, task.found, outcome.plan),
         workers=task.request.workers,
         progress=progress,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from .bulk import collector_paused
+from .draws import Draws
 from .fileio import PartFile, SourceFile
 from .formats import Layout, Place
 from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
@@ -34,6 +35,7 @@ def write_pass(
     places: Sequence[Place],
     *,
     clamp: bool,
+    draws: Draws | None = None,
     norms: bool,
     stop_at_overflow: bool,
     workers: int,
@@ -41,7 +43,8 @@ def write_pass(
 ) -> Seen:
     """Fill ``places`` of the output, and write what the layout starts with.
 
-    ``clamp``: finite values that do not fit become the largest that does.  ``norms``: measure sizes and errors.
+    ``clamp``: finite values that do not fit become the largest that does.  ``draws``: for stochastic rounding.
+    ``norms``: measure sizes and errors.
     ``stop_at_overflow``: once a value does not fit, write no more, but read on to find all that do not.
     """
     from . import cast
@@ -56,7 +59,7 @@ def write_pass(
             nonlocal writes
             run, n = chunk.run, chunk.elements
             p = cast.pair(run.src, run.dst)
-            data = lane.cast(p, n)
+            data = lane.cast(p, n, draws.of(run.parts(chunk.start, n)) if draws is not None and p.narrows else ())
             found = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=norms)
             if found:
                 with lock:

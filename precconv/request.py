@@ -13,6 +13,7 @@ from .checkpoint import Checkpoint
 from .checks import Limits, OnNonfinite, OnOverflow
 from .components import find_components
 from .configs import config_beside
+from .draws import Draws
 from .dtypes import DType, target
 from .errors import InputError, OutputError, UsageError
 from .formats import Format
@@ -24,9 +25,10 @@ from .ties import SharedMode, drop_ties, ties
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["Request", "plan_for", "plan_of", "request_of", "worker_count"]
+__all__ = ["Request", "Rounding", "draws_for", "plan_for", "plan_of", "request_of", "worker_count"]
 
 StrPath = str | os.PathLike[str]
+Rounding = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Request:
 
     policy: Policy
     limits: Limits = field(default_factory=Limits)
+    seed: int | None = None  #: of stochastic rounding; None rounds to nearest
     format: FormatChoice = "same"
     weights: Weights = "auto"
     select: str | None = None
@@ -61,6 +64,8 @@ class Request:
             "mixed": policy.mixed,
             "rules": [{"match": r.match, "to": str(r.to)} for r in policy.rules],
             **asdict(self.limits),
+            "rounding": "nearest" if self.seed is None else "stochastic",
+            "seed": self.seed,
             "verify": self.verify,
             "weights": self.weights,
             "select": self.select,
@@ -93,6 +98,8 @@ def request_of(
     on_overflow: OnOverflow = "error",
     on_nonfinite: OnNonfinite = "warn",
     max_underflow: float | None = None,
+    rounding: Rounding = "nearest",
+    seed: int | None = None,
     workers: int | None = None,
     report: StrPath | None = None,
     component: Mapping[str, str | DType] | Sequence[str] = (),
@@ -101,10 +108,16 @@ def request_of(
     **rest: Any,
 ) -> Request:
     """The request; raises UsageError for what is not among the choices, RuleError for rules that cannot be read."""
-    _check_choices(norms=norms, mixed=mixed, **{k: v for k, v in rest.items() if k in _CHOICES and v is not None})
+    _check_choices(
+        norms=norms,
+        mixed=mixed,
+        rounding=rounding,
+        **{k: v for k, v in rest.items() if k in _CHOICES and v is not None},
+    )
     return Request(
         policy=Policy(target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed),
         limits=Limits(on_overflow, on_nonfinite, max_underflow),
+        seed=_seed(rounding, seed),
         workers=worker_count(workers),
         report=None if report is None else Path(report),
         components=_components(component),
@@ -150,9 +163,21 @@ def worker_count(workers: int | None) -> int:
     return workers
 
 
+def _seed(rounding: Rounding, seed: int | None) -> int | None:
+    if rounding == "nearest":
+        if seed is not None:
+            raise UsageError(
+                f"seed {seed} is of no use: nearest rounding is not random", hint="add --rounding stochastic"
+            )
+        return None
+    if seed is not None and not 0 <= seed < 1 << 64:
+        raise UsageError(f"seed {seed} is not a number from 0 to 2^64 - 1")
+    return seed or 0
+
+
 _CHOICES: Mapping[str, object] = {
     "verify": VerifyMode, "weights": Weights, "format": FormatChoice, "shared": SharedMode, "norms": NormMode,
-    "mixed": MixedMode,
+    "mixed": MixedMode, "rounding": Rounding,
 }  # fmt: skip
 
 
@@ -220,3 +245,11 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Pl
     if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
+
+
+def draws_for(request: Request, found: Checkpoint, made: Plan) -> Draws | None:
+    """The random bits of a stochastic conversion: tied tensors get those of the first of their names."""
+    if request.seed is None:
+        return None
+    first = {name: names[0] for names in ties(found.source.refs) for name in names}
+    return Draws(request.seed, [first.get(i.src.name, i.src.name) for i in made.items])

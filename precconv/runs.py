@@ -70,6 +70,14 @@ class Run:
                 yield self.keys[i], first - start, end - start
             i += 1
 
+    def parts(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """The same, counted in the tensors: (key, first element, count); a piece of memory counts as its first one."""
+        i = bisect_right(self.starts, start) - 1
+        for key, first, end in self.segments(start, count):
+            while self.starts[i + 1] <= start + first:
+                i += 1
+            yield key, start + first - self.starts[i], end - first
+
 
 class Chunk(NamedTuple):
     """A step of work: ``elements`` of a run from ``start``."""

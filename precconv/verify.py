@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+from .draws import Draws
 from .dtypes import DType
 from .errors import OutputError, VerificationError
 from .fileio import PartFile, SourceFile
@@ -89,6 +90,7 @@ def verify_values(
     items: Sequence[Item],
     *,
     clamp: bool,
+    draws: Draws | None = None,
     workers: int,
     progress: Progress,
 ) -> int:
@@ -118,7 +120,8 @@ def verify_values(
             p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
             if run.shown is not None:
                 cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
-            differs = cast.first_difference(x, y, p, clamp=clamp)
+            drawn = draws.of(run.parts(chunk.start, chunk.elements)) if draws and p and p.narrows else ()
+            differs = cast.first_difference(x, y, p, clamp=clamp, stretches=drawn)
             if differs is not None:
                 raise _mismatch(chunk, differs // run.dst_size, items, part)
             progress.add(chunk.src_bytes)

@@ -128,7 +128,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys.modules["precconv.cli.convert"], "run_convert", spy)
     args = "model.safetensors --to half -o out.pt --format pt --weights all --strip-wrappers --shared drop"
     policy = "--preset t5 --norms cast --mixed cast"
-    checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --verify full"
+    checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --rounding stochastic --seed 3 --verify full"
     more = "--workers 1 --report r.json --durable --force --keep ids"
     repo = "--component unet=fp16,vae=keep --component x=fp32 --shard-size 5GB --variant a --from-variant b --copy-all"
     assert run(*args.split(), *policy.split(), *checks.split(), *more.split(), *repo.split()).exit_code == 0
@@ -149,6 +149,8 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "on_overflow": "clamp",
         "on_nonfinite": "error",
         "max_underflow": 0.5,
+        "rounding": "stochastic",
+        "seed": 3,
         "verify": "full",
         "component": ("unet=fp16,vae=keep", "x=fp32"),
         "shard_size": "5GB",

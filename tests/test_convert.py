@@ -451,6 +451,8 @@ def test_the_report_is_versioned_json_with_every_tensor(tmp_path: Path) -> None:
         "on_overflow": "error",
         "on_nonfinite": "warn",
         "max_underflow": 0.5,
+        "rounding": "nearest",
+        "seed": None,
         "verify": "sample",
         "weights": "auto",
         "select": None,

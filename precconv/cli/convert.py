@@ -44,6 +44,10 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
                  help="NaN and Inf that the source already holds."),
     click.option("--max-underflow", type=float, metavar="SHARE",
                  help="Refuse when more than this share of a tensor's nonzero values becomes 0."),
+    click.option("--rounding", type=click.Choice(["nearest", "stochastic"]), default="nearest", show_default=True,
+                 help="From FP32 and FP64 to 16 bits: to the nearest value, ties to even, or up with the probability "
+                 "that the remainder is."),
+    click.option("--seed", type=int, metavar="N", help="Of stochastic rounding; default: 0."),
     click.option("--verify", type=click.Choice(["sample", "full", "none"]), default="sample", show_default=True,
                  help="How much of the output is read back and compared with a fresh cast."),
     click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores."),
