@@ -252,6 +252,14 @@ class Lane:
         """Where to put ``nbytes`` bytes of the source."""
         return self._raw_views[0][:nbytes]
 
+    def load(self, p: Pair, x: torch.Tensor) -> None:
+        """Put a tensor's elements, in row-major order, from wherever they are, where the source is."""
+        self._set(p, x.numel()).x[: x.numel()].view(x.shape).copy_(x)
+
+    def unload(self, p: Pair, y: torch.Tensor) -> None:
+        """Put the result into a tensor, in row-major order."""
+        y.copy_(self._set(p, y.numel()).y[: y.numel()].view(y.shape))
+
     def _set(self, p: Pair, n: int) -> _Views:
         """The buffers as tensors; the same for nearly every chunk, and making them costs as much as the cast."""
         views = self._views_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ from .plan import Item
 from .rules import generalise
 from .stats import Stats
 
-__all__ = ["Finding", "Limits", "fallback", "hint", "overflow_text", "run_checks"]
+__all__ = ["Finding", "Limits", "fallback", "fallbacks", "hint", "overflow_text", "run_checks"]
 
 Level = Literal["error", "warning"]
 OnOverflow = Literal["error", "keep", "fp32", "bf16", "clamp", "ieee"]
@@ -98,6 +98,22 @@ def fallback(item: Item, stats: Stats, limits: Limits) -> DType | None:
         return None
     to = {"keep": item.src.dtype, "fp32": FP32, "bf16": BF16}.get(limits.on_overflow)
     return None if to is item.to else to
+
+
+def fallbacks(
+    items: Sequence[Item], stats: Mapping[int, Stats], limits: Limits
+) -> tuple[dict[int, tuple[DType, str]], list[Finding]]:
+    """What ``--on-overflow`` changes in a plan, dtype and reason by position, and a finding on each change."""
+    changes: dict[int, tuple[DType, str]] = {}
+    findings = []
+    for key, found in sorted(stats.items()):
+        item = items[key]
+        to = fallback(item, found, limits)
+        if to is not None:
+            changes[key] = (to, f"overflow in {item.to}")
+            text = f"{overflow_text(item, found)}; {to} instead"
+            findings.append(Finding("overflow", "warning", item.src.name, text))
+    return changes, findings
 
 
 def hint(errors: Sequence[Finding], target: DType) -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from .bulk import collector_paused
 from .checkpoint import Checkpoint, open_checkpoint
-from .checks import Finding, fallback, hint, overflow_text, run_checks
-from .dtypes import DType
+from .checks import Finding, fallbacks, hint, run_checks
 from .errors import NumericError, OutputError, VerificationError
 from .fileio import PartFile, SourceFile, part_file
 from .formats import Format, Layout, Place
@@ -226,15 +225,7 @@ def _whole(item: Item, stats: Stats) -> Stats:
 def _settle(task: Task, part: PartFile, seen: Seen, progress: Progress) -> tuple[Plan, Layout, Seen, list[Finding]]:
     """Give tensors that overflowed the dtype that ``on_overflow`` names, and write again what that changed."""
     made, layout = task.plan, task.layout
-    changes: dict[int, tuple[DType, str]] = {}
-    findings = []
-    for key, found in sorted(seen.stats.items()):
-        item = made.items[key]
-        to = fallback(item, found, task.request.limits)
-        if to is not None:
-            changes[key] = (to, f"overflow in {item.to}")
-            text = f"{overflow_text(item, found)}; {to} instead"
-            findings.append(Finding("overflow", "warning", item.src.name, text))
+    changes, findings = fallbacks(made.items, seen.stats, task.request.limits)
     if not changes:
         return made, layout, seen, findings
     amended, moved = _layout(task.found, made.amended(changes), task.final, task.fmt)

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("repo", "scan_text"),
     ("hub",),
     ("sources",),
-    ("api", "diff"),
+    ("api", "diff", "live"),
     ("cli", "__init__"),
     ("__main__",),
 )
