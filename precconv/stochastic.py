@@ -32,19 +32,21 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-def words(counter: torch.Tensor, first: torch.Tensor, second: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Turn each element of ``counter``, int32, into 32 random bits, by two keys: tensors of one element or as many.
+def words(
+    counters: torch.Tensor, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> None:
+    """32 random bits for each of some int32 counters, by two keys: tensors of one element or of as many.
 
-    In 32 bits: times a factor, plus the first key; fold; times a factor, plus the second key; fold; times a factor.
-    To fold is to xor with itself shifted to the right, by 16 and then by 15, the sign filling up.  With one key
-    alone the words of any two tensors would be the same ones in another order.
+    A counter is an index times the first factor.  In 32 bits: plus the first key; fold; times the second factor,
+    plus the second key; fold; times the third factor.  To fold is to xor with itself shifted to the right, by 16 and
+    then by 15, the sign filling up.  With one key alone the words of any two tensors would be the same ones in
+    another order.
     """
-    by = [_signed(factor) for factor in _FACTORS]
-    torch.add(first, counter, alpha=by[0], out=counter)
-    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 16, out=scratch))
-    torch.add(second, counter, alpha=by[1], out=counter)
-    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 15, out=scratch))
-    counter.mul_(by[2])
+    torch.add(counters, first, out=out)
+    out.bitwise_xor_(torch.bitwise_right_shift(out, 16, out=scratch))
+    torch.add(second, out, alpha=_signed(_FACTORS[1]), out=out)
+    out.bitwise_xor_(torch.bitwise_right_shift(out, 15, out=scratch))
+    out.mul_(_signed(_FACTORS[2]))
 
 
 @cache
@@ -55,10 +57,10 @@ def _pattern(value: float, dtype: DType) -> int:
     return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
 
 
-def _exactly(x: torch.Tensor, dst: DType, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+def _exactly(x: torch.Tensor, dst: DType, high: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
     """Round any finite FP64 below the largest of ``dst``, in integers; bits of the result as int16.
 
-    ``high``, ``low``: the two random words of each element.
+    ``high``, ``low``: the two random words of each element; the second where any of them has bits that it decides on.
     """
     bits = x.view(torch.int64)
     magnitude = bits & torch.iinfo(torch.int64).max
@@ -70,7 +72,9 @@ def _exactly(x: torch.Tensor, dst: DType, high: torch.Tensor, low: torch.Tensor)
     drop = exponent - field.clamp_(min=1) + (FP64.mantissa - dst.mantissa)
     significand >>= (drop - _MOST).clamp_(0, 63)
     drop.clamp_(max=_MOST)
-    draw = (high.long() & 0xFFFFFFFF) << 31 | (low.long() & 0xFFFFFFFF) >> 1
+    draw = (high.long() & 0xFFFFFFFF) << 31
+    if low is not None:
+        draw |= (low.long() & 0xFFFFFFFF) >> 1
     significand += draw >> (_DRAW - drop)
     rounded = (significand >> drop) + ((exponent - lowest) << dst.mantissa)  # a carry reaches the exponent by itself
     return (rounded | ((bits >> 63) & 1) << (dst.bits - 1)).to(torch.int16)
@@ -82,41 +86,41 @@ class _Counters:
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         at = 0
         rows, ends = [], []
-        for keys, first, elements in stretches:
-            rows.append([_signed(first - at), *map(_signed, keys)])  # what to add to a position in the chunk
+        for (a, b, c, d), first, elements in stretches:
+            shift = (first - at) * _FACTORS[0]  # from a position in the chunk to an index in the tensor
+            rows.append([_signed(key) for key in (a + shift, b, c + shift, d)])
             at += elements
             ends.append(at)
         self._ends = ends
-        self._table = torch.tensor(rows, dtype=torch.int32).t().contiguous()
+        self._keys = torch.tensor(rows, dtype=torch.int32).t().contiguous()
 
     @property
     def n(self) -> int:
         return self._ends[-1]
 
-    def _columns(self, word: int) -> torch.Tensor:
-        return self._table[[0, 1 + 2 * word, 2 + 2 * word]]
-
     def all(self, word: int, positions: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        """Put a random word of every element into ``out``: their first, ``word`` 0, or second, 1."""
-        columns, ends = self._columns(word), self._ends
+        """Put a random word of every element into ``out``: their first, ``word`` 0, or second, 1.
+
+        ``positions``: those of all elements in the chunk, times the first factor.
+        """
+        keys, ends = self._keys[2 * word : 2 * word + 2], self._ends
         if self.n < _LONG * len(ends):
             counts = torch.tensor(ends).diff(prepend=torch.tensor([0]))
-            columns = torch.stack([torch.repeat_interleave(column, counts) for column in columns])
-            ends = [self.n]
+            keys, ends = torch.stack([torch.repeat_interleave(key, counts) for key in keys]), [self.n]
         start = 0
-        for key, end in enumerate(ends):
-            shift, first, second = columns if len(ends) == 1 else columns[:, key : key + 1]
-            part = out[start:end]
-            torch.add(positions[start:end], shift, out=part)
-            words(part, first, second, scratch[start:end])
+        for i, end in enumerate(ends):
+            first, second = keys if len(ends) == 1 else keys[:, i : i + 1]
+            words(positions[start:end], first, second, out[start:end], scratch[start:end])
             start = end
 
     def at(self, word: int, positions: torch.Tensor) -> torch.Tensor:
         """The same for the elements at some positions in the chunk."""
-        keys = torch.bucketize(positions, torch.tensor(self._ends), right=True)
-        shift, first, second = self._columns(word)[:, keys]
-        found = positions.to(torch.int32).add_(shift)
-        words(found, first, second, shift)
+        found = positions.to(torch.int32).mul_(_signed(_FACTORS[0]))
+        first, second = self._keys[2 * word : 2 * word + 2]
+        if len(self._ends) > 1:
+            which = torch.bucketize(positions, torch.tensor(self._ends), right=True)
+            first, second = first[which], second[which]
+        words(found, first, second, found, torch.empty_like(found))
         return found
 
 
@@ -136,7 +140,7 @@ class Rounder:
 
     def _grow(self, n: int) -> None:
         if self._range.numel() < n:
-            self._range = torch.arange(n, dtype=torch.int32)
+            self._range = torch.arange(n, dtype=torch.int32).mul_(_signed(_FACTORS[0]))
             self._words, self._scratch = torch.empty_like(self._range), torch.empty(n + 4, dtype=torch.int32)
 
     def round(self, x: torch.Tensor, y: torch.Tensor, dst: DType, stretches: Sequence[Stretch]) -> None:
@@ -165,7 +169,7 @@ class Rounder:
         Results that are subnormal in ``dst`` but normal in FP32 lose more bits than that, and are done one by one.
         Which those are, and which do not fit, is first looked for in the nearest values, half as many bytes.
         """
-        n = x.numel()
+        n, drop = x.numel(), FP32.mantissa - dst.mantissa
         bits, result, high = x.view(torch.int32), y.view(torch.int16), self._words[:n]
         nearest, flags = (self._scratch.view(torch.int16)[at : at + n] for at in (0, -(-n // 4) * 4))
         torch.bitwise_and(result, torch.iinfo(torch.int16).max, out=nearest)
@@ -181,9 +185,11 @@ class Rounder:
             small = _nonzero(torch.le(nearest, normal, out=flags))
             magnitudes = _magnitudes(bits[small])
             small = small[(magnitudes > 0) & (magnitudes < _pattern(dst.smallest_normal, FP32))]
+            exact = x[small].double()
+            tiny = exact.abs() < dst.smallest_normal * 2.0 ** (drop - 32)  # a remainder has more bits than a word
+            low = counters.at(1, small) if bool(tiny.any()) else None
             positions.append(small)
-            values.append(_exactly(x[small].double(), dst, high[small], counters.at(1, small)))
-        drop = FP32.mantissa - dst.mantissa
+            values.append(_exactly(exact, dst, high[small], low))
         high.bitwise_right_shift_(32 - drop).bitwise_and_((1 << drop) - 1).add_(bits).bitwise_and_(-1 << drop)
         y.copy_(high.view(torch.float32))
         for where, patterns in zip(positions, values, strict=True):

@@ -273,7 +273,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-class Special(torch.Tensor):  # type: ignore[no-untyped-call]
+class Special(torch.Tensor):
     """A subclass, of which nobody knows what its values mean."""
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import precconv
+from benchmarks import rounding
 from precconv.cast import Lane, first_difference, pair, reference_cast
 from precconv.cli import cli
 from precconv.draws import Draws, Stretch, keys, stretches
@@ -109,9 +110,9 @@ def test_the_random_words_are_those_of_the_definition() -> None:
     rng = np.random.default_rng(1)
     counters = [0, 1, 2, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, *rng.integers(0, 1 << 32, 500).tolist()]
     for a, b, _, _ in (keys(0, "w", 0), keys(7, "layers.0.ü", 3), (0, 0, 0, 0), (0xFFFFFFFF,) * 4):
-        got = from_bits(counters, precconv.dtype("uint32")).view(torch.int32)
+        got = from_bits([i * 0xED5AD4BB & 0xFFFFFFFF for i in counters], precconv.dtype("uint32")).view(torch.int32)
         first, second = (from_bits([key], precconv.dtype("uint32")).view(torch.int32) for key in (a, b))
-        words(got, first, second, torch.empty_like(got))
+        words(got, first, second, got, torch.empty_like(got))
         assert bits_of(got).tolist() == [word(i, a, b) for i in counters]
 
 
@@ -125,6 +126,17 @@ def test_every_element_is_rounded_as_defined(src: DType, dst: DType) -> None:
         assert np.array_equal(bits_of(got), want)
     nearest = reference_cast(x, pair(src, dst), clamp=False)
     assert (bits_of(nearest) != want).sum() > x.numel() // 10
+
+
+@each_pair
+def test_of_small_values_one_word_decides_or_two(src: DType, dst: DType) -> None:
+    rng = np.random.default_rng(8)
+    edge = dst.smallest_normal * 2.0 ** (23 - dst.mantissa - 32)
+    for low, high in ((edge, 64 * edge), (edge / 64, 64 * edge)):
+        x = torch.from_numpy(np.exp(rng.uniform(np.log(low), np.log(high), 3000))).to(torch_dtype(src))
+        x = torch.cat([x, torch.full((1,), low, dtype=x.dtype), torch.zeros(7, dtype=x.dtype)])
+        draws = [draw(0, "w", i) for i in range(x.numel())]
+        assert np.array_equal(bits_of(cast(x, dst, whole(x.numel()))), defined(x, dst, draws))
 
 
 @each_pair
@@ -251,8 +263,8 @@ def test_the_errors_of_a_tensor_of_weights_cancel(dst: DType) -> None:
 
 def random_words(name: str, *, seed: int = 0, second: bool = False) -> np.ndarray:
     a, b, c, d = (torch.tensor([key]).to(torch.int32) for key in keys(seed, name, 0))
-    got = torch.arange(N, dtype=torch.int32)
-    words(got, c if second else a, d if second else b, torch.empty_like(got))
+    got = torch.arange(N, dtype=torch.int32) * (0xED5AD4BB - (1 << 32))
+    words(got, c if second else a, d if second else b, got, torch.empty_like(got))
     return bits_of(got)
 
 
@@ -466,3 +478,9 @@ def test_the_command_line_rounds_so_too(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, [*args, "--seed", "7"])
     assert refused.exit_code == 2
     assert "seed 7" in refused.stderr
+
+
+def test_the_benchmark_compares_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_checkpoint(tmp_path / "in.safetensors", {"w": torch.randn(1000)})
+    assert len(rounding.ratios(source, "bf16", tmp_path / "out.safetensors", 2)) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 2
