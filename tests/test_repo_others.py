@@ -11,7 +11,7 @@ import pytest
 import precconv
 from precconv.errors import OutputError
 
-from .test_repo_layouts import CONFIG, directory, left, linear, names
+from .layouts import CONFIG, directory, left, linear, names
 
 #: Each with bytes that a rewrite would change: line ends, odd spacing, a key twice, no UTF-8.
 CARRIED = {

@@ -12,7 +12,7 @@ import torch
 import precconv
 from precconv.errors import InputError, NumericError
 
-from .test_repo_layouts import CONFIG, directory, kinds, names, sharded, values
+from .layouts import CONFIG, directory, kinds, names, sharded, values
 
 INDEX = "model.safetensors.index.json"
 BIN_INDEX = "pytorch_model.bin.index.json"
