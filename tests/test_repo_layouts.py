@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import precconv
 
-from .layouts import CONFIG, directory, kinds, left, names, sharded, values
+from .layouts import CONFIG, directory, kinds, left, linear, names, sharded, values
 from .loading import stored
 
 # Libraries beside transformers and diffusers
@@ -86,6 +86,19 @@ def test_an_open_clip_repo_has_two_models_side_by_side_and_both_are_converted(tm
         assert read["logit_scale"].dtype is torch.float32
     config = (tmp_path / "out/open_clip_config.json").read_bytes()
     assert config == (source / "open_clip_config.json").read_bytes()
+
+
+@pytest.mark.parametrize(("other", "own"), [("open_clip_model", "open_clip_config.json"),
+                                            ("adapter_model", "adapter_config.json")])  # fmt: skip
+def test_a_config_is_about_the_model_and_not_about_what_lies_beside_it(other: str, own: str, tmp_path: Path) -> None:
+    source = directory(tmp_path / "in", {
+        "config.json": CONFIG, "model.safetensors": linear(), f"{other}.safetensors": linear(), own: {},
+    })  # fmt: skip
+    for to in ("fp16", "keep"):
+        precconv.convert(source, to="bf16", output=tmp_path / f"other-{to}", component={other: to})
+        assert b'"bfloat16"' in (tmp_path / f"other-{to}/config.json").read_bytes()
+    precconv.convert(source, to="bf16", output=tmp_path / "model-keep", component={"model": "keep"})
+    assert (tmp_path / "model-keep/config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
 def test_every_module_of_a_sentence_transformers_repo_is_converted(tmp_path: Path) -> None:

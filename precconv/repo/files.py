@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from .._version import __version__
@@ -17,6 +17,7 @@ from ..report import FileReport
 from ..request import Request
 from .card import Card, CardFacts, Kept, card
 from .models import CONFIG, Models
+from .names import family
 from .plans import ModelPlan, Output
 from .shards import index_json
 from .stage import Stage
@@ -24,6 +25,8 @@ from .stage import Stage
 __all__ = ["copied_bytes", "fingerprint", "model_card", "output_names", "write_files"]
 
 README = "README.md"
+#: What transformers, timm and diffusers call the weights that ``config.json`` is about.
+_CONFIGURED = ("model", "diffusion_pytorch_model")
 
 
 def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) -> str:
@@ -127,7 +130,7 @@ def _write(stage: Stage, name: str, data: bytes, why: str, *, mode_of: Path | No
 
 def _configs(models: Models, plans: Sequence[ModelPlan]) -> Iterator[tuple[str, bytes]]:
     """The configs of converted components that say a dtype, with the one they have now."""
-    for made in plans:
+    for made in _with_config(plans):
         path = os.fspath(PurePosixPath(made.model.set.where, CONFIG))
         if path not in models.survey.others or made.request.components.get(made.model.name) == "keep":
             continue
@@ -135,6 +138,14 @@ def _configs(models: Models, plans: Sequence[ModelPlan]) -> Iterator[tuple[str, 
         changed = with_dtype(data.decode("utf-8"), made.request.policy.target).encode()
         if changed != data:
             yield path, changed
+
+
+def _with_config(plans: Sequence[ModelPlan]) -> Iterable[ModelPlan]:
+    """The one checkpoint of each directory that its config is about: an adapter beside it has a config of its own."""
+    owners: dict[str, ModelPlan] = {}
+    for made in sorted(plans, key=lambda made: family(made.model.set.stem, made.model.set.suffix) not in _CONFIGURED):
+        owners.setdefault(made.model.set.where, made)
+    return owners.values()
 
 
 def _index(made: ModelPlan, outcomes: Mapping[str, Outcome]) -> str:
