@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import precconv
+from precconv.convert import write as write_task
 
 from . import command
 from .processes import posix, tree
@@ -290,11 +292,10 @@ def test_progress_comes_in_the_callers_thread_grows_and_ends_at_its_total(tmp_pa
 def test_a_shard_that_fails_stops_the_others_and_is_the_one_named(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from precconv.repo import convert as module
-
     root = sharded(tmp_path / "m", layers(30))
     begun: list[str] = []
-    real = vars(module)["write"]
+    module = sys.modules["precconv.repo.convert"]
+    real = write_task
 
     def write(task: Any, part: Any, progress: Any) -> Any:
         begun.append(task.final.name)

@@ -18,7 +18,7 @@ from precconv.repo import stage as stage_module
 from .forked import Ended, Runner, commands
 from .processes import HANG, assert_refused, posix, start, tree, wait_until
 from .processes import run as run_process
-from .repos import CONFIG, files, layers, load, shard, sharded, stages, weight
+from .repos import CONFIG, files, layers, shard, sharded, stages, weight
 from .samples import write_checkpoint
 
 pytestmark = posix
@@ -201,20 +201,18 @@ def test_the_same_command_makes_only_what_was_not_finished(run: Runner, root: Pa
     assert_whole(root)
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("more", [("--workers", "2"), ("--durable",), ("-q",), ("--json",)])
-def test_options_that_do_not_change_the_output_go_on(
-    run: Runner, root: Path, half: Path, more: tuple[str, ...]
-) -> None:
-    assert half.exists()
+def test_options_that_do_not_change_the_output_go_on(run: Runner, root: Path, more: tuple[str, ...]) -> None:
     assert numbers_made(run(*arguments(root, *more))) == {3}
     assert_whole(root)
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize(
     "more", [("--keep", "layer.0.a"), ("--norms", "cast"), ("--verify", "full"), ("--on-overflow", "clamp")]
 )
-def test_other_options_start_afresh(run: Runner, root: Path, half: Path, more: tuple[str, ...]) -> None:
-    assert half.exists()
+def test_other_options_start_afresh(run: Runner, root: Path, more: tuple[str, ...]) -> None:
     assert numbers_made(run(*arguments(root, *more))) == {1, 2, 3}
     assert stages(root.parent) == []
     again = root.with_name("again")
@@ -222,23 +220,22 @@ def test_other_options_start_afresh(run: Runner, root: Path, half: Path, more: t
     assert files(out(root)) == files(again)
 
 
-def test_another_version_starts_afresh(run: Runner, root: Path, half: Path) -> None:
-    assert half.exists()
+@pytest.mark.usefixtures("half")
+def test_another_version_starts_afresh(run: Runner, root: Path) -> None:
     assert numbers_made(run(*arguments(root), values={"precconv.repo.files:__version__": "9"})) == {1, 2, 3}
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("name", [shard(1, SHARDS), shard(3, SHARDS), "tokenizer.json", "config.json"])
-def test_a_source_that_changed_starts_afresh(run: Runner, root: Path, half: Path, name: str) -> None:
-    assert half.exists()
+def test_a_source_that_changed_starts_afresh(run: Runner, root: Path, name: str) -> None:
     os.utime(root / name, ns=(1, 1))
     assert numbers_made(run(*arguments(root))) == {1, 2, 3}
     assert_whole(root)
 
 
 def test_a_finished_shard_that_was_damaged_since_is_made_again(run: Runner, root: Path, half: Path) -> None:
-    first, second = half / "files" / shard(1, SHARDS), half / "files" / shard(2, SHARDS)
+    first = half / "files" / shard(1, SHARDS)
     os.truncate(first, first.stat().st_size - 1)
-    assert second.exists()
     assert numbers_made(run(*arguments(root))) == {1, 3}
     assert_whole(root)
 
@@ -364,12 +361,36 @@ def test_a_second_run_of_the_same_output_is_refused_and_the_first_ends_well(root
     assert stages(tmp_path) == []
 
 
-def test_who_comes_when_a_run_has_just_removed_its_stage_makes_a_new_one(tmp_path: Path) -> None:
-    for _ in range(2):
-        with stage_module.staged(tmp_path / "out", "a", durable=False) as made:
-            made.write("x", CONFIG.encode())
-            assert made.done == {}
-        assert tree(tmp_path) == {}
+def test_a_stage_is_removed_before_another_run_can_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = shutil.rmtree, []
+
+    def remove(path: Path, *, ignore_errors: bool) -> None:
+        with (
+            pytest.raises(precconv.OutputError, match="another run is writing it"),
+            stage_module.staged(tmp_path / "out", "b", durable=False),
+        ):
+            pytest.fail("two runs have it")
+        tried.append(path)
+        real(path, ignore_errors=ignore_errors)
+
+    with stage_module.staged(tmp_path / "out", "a", durable=False) as made:
+        made.write("x", CONFIG.encode())
+        monkeypatch.setattr(shutil, "rmtree", remove)
+    monkeypatch.undo()
+    assert tried == [stage_module.home_of(tmp_path / "out")]
+    assert tree(tmp_path) == {}
+
+
+def test_an_interruption_with_several_workers_ends_all_of_them(run: Runner, root: Path, clean: Ended) -> None:
+    for at in range(5, len(clean.steps) - 5, 12):
+        ended = run(root, "--to", "bf16", "--workers", "2", at=at, by=signal.SIGINT)
+        assert (ended.code, ended.stdout) == (130, "")
+        assert ended.stderr.startswith("interrupted; ")
+        assert not out(root).exists()
+        assert bool(stages(root.parent)) == ("goes on from there" in ended.stderr)
+        assert run(root, "--to", "bf16", "--workers", "2").code == 0
+        assert_whole(root)
+        shutil.rmtree(out(root))
 
 
 def test_the_parts_of_other_runs_do_not_get_into_the_output(run: Runner, root: Path, half: Path) -> None:
@@ -377,4 +398,3 @@ def test_the_parts_of_other_runs_do_not_get_into_the_output(run: Runner, root: P
     (half / "files/.x.00000000.precconv-part").write_bytes(b"x")
     assert numbers_made(run(*arguments(root))) == {3}
     assert_whole(root)
-    assert load(out(root)).keys() == {name for p in layers(SHARDS) for name in p}

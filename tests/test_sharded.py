@@ -87,8 +87,12 @@ def test_a_change_of_any_file_is_seen_also_while_it_is_closed(tmp_path: Path) ->
 # Descriptors
 
 
+def is_open(file: object) -> bool:
+    return isinstance(file, InputFile) and file._file is not None
+
+
 def open_files(file: JoinedFile) -> int:
-    return sum(isinstance(f, InputFile) and f._file is not None for f in file.files)
+    return sum(map(is_open, file.files))
 
 
 def test_few_files_are_open_while_many_are_read_and_none_after(tmp_path: Path) -> None:
@@ -114,13 +118,13 @@ def test_a_parked_file_opens_itself_again_and_a_held_one_stays_open(tmp_path: Pa
     path.write_bytes(b"abc")
     file = InputFile(path)
     file.park()
-    assert vars(file)["_file"] is None
+    assert not is_open(file)
     with file.held():
         assert file.read(1, 2) == b"bc"
         with file.held():
             file.park()
-        assert vars(file)["_file"] is not None, "given back while it is in use"
-    assert vars(file)["_file"] is None
+        assert is_open(file), "given back while it is in use"
+    assert not is_open(file)
     file.close()
     with pytest.raises(precconv.InputError, match="was closed already"):
         file.read(0, 1)
