@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from safetensors.torch import load_file, save_file
 
 import precconv
 from precconv.convert import write as write_task
+from precconv.runs import Stopped
 
 from . import command
-from .processes import posix, tree
+from .processes import HANG, posix, tree
 from .repos import CONFIG, INDEX, files, layers, load, read_index, shard, sharded, single, stages, weight, write_index
 from .samples import write_checkpoint
 
@@ -308,6 +310,32 @@ def test_a_shard_that_fails_stops_the_others_and_is_the_one_named(
         precconv.convert(root, to="bf16", workers=workers)
     assert len(begun) < 30
     assert tree(tmp_path).keys() == {"m", *(f"m/{name}" for name in files(root))}
+
+
+def test_a_shard_that_is_being_written_when_another_fails_is_called_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = sharded(tmp_path / "m", layers(2))
+    begun, called_off = threading.Event(), []
+
+    def write(task: Any, _part: Any, progress: Any) -> Any:
+        if task.final.name == shard(2, 2):
+            assert begun.wait(HANG)
+            raise precconv.SourceChangedError("changed while it was read", path=task.file.path)
+        begun.set()
+        deadline = time.monotonic() + HANG
+        try:
+            while time.monotonic() < deadline:
+                progress.show()  # as a long pass does
+        except Stopped:
+            called_off.append(task.final.name)
+            raise
+        pytest.fail("nobody said that it was over")
+
+    monkeypatch.setattr(sys.modules["precconv.repo.convert"], "write", write)
+    with pytest.raises(precconv.SourceChangedError, match=shard(2, 2)):
+        precconv.convert(root, to="bf16", workers=2)
+    assert called_off == [shard(1, 2)]
 
 
 # Reports
