@@ -11,6 +11,8 @@ from .api import convert as convert
 from .api import inspect as inspect
 from .api import plan as plan
 from .api import scan as scan
+from .batch.many import convert_many as convert_many
+from .batch.summary import BatchReport as BatchReport
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
 from .checks import Finding as Finding
@@ -32,6 +34,7 @@ from .errors import SourceChangedError as SourceChangedError
 from .errors import UnknownFormatError as UnknownFormatError
 from .errors import UsageError as UsageError
 from .errors import VerificationError as VerificationError
+from .errors import WorkerError as WorkerError
 from .inspection import Inspection as Inspection
 from .live import cast_state_dict as cast_state_dict
 from .measures import Exponents as Exponents

@@ -11,6 +11,7 @@
   x NumericError                 3   a numeric check refused
   x VerificationError            4   the written file is not what was planned; it was not published
   x HubError                     5   the Hub refused or could not be reached
+  x WorkerError                  1   a process that worked on one of many jobs ended before the job did
 
 Each carries what it is about: ``path``, ``tensor``, ``hint`` (what to do, one line) and, where a
 conversion had got that far, ``report``.  What the Hub said also has a ``kind`` and, where it said how long, a ``wait``.
@@ -36,6 +37,7 @@ __all__ = [
     "UnknownFormatError",
     "UsageError",
     "VerificationError",
+    "WorkerError",
 ]
 
 
@@ -96,6 +98,9 @@ class NumericError(PrecconvError):
 
 class VerificationError(PrecconvError):
     exit_code = 4
+
+
+class WorkerError(PrecconvError): ...
 
 
 HubKind = Literal[

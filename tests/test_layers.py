@@ -36,12 +36,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("repo", "scan_text"),
     ("hub",),
     ("sources",),
-    ("api", "diff", "live"),
+    ("api", "diff", "engines", "live"),
+    ("batch",),
     ("cli", "__init__"),
     ("__main__",),
 )
 #: A package whose modules may import each other; it stands in one layer as a whole.
-PACKAGES = ("cli", "formats", "hub", "presets", "repo")
+PACKAGES = ("batch", "cli", "engines", "formats", "hub", "presets", "repo")
 
 #: What computes with torch.
 KERNELS = ("cast", "compare", "live", "spectrum", "stochastic")

@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .._version import __version__
+from .batch import batch
 from .convert import convert
 from .diff import diff
 from .inspect import inspect
@@ -59,7 +60,7 @@ def cli() -> None:
     """
 
 
-for command in (convert, diff, inspect, presets, scan):
+for command in (convert, batch, diff, inspect, presets, scan):
     cli.add_command(command)
 
 

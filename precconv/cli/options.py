@@ -10,7 +10,18 @@ import click
 
 from ..rules import Rule, read_rules
 
-__all__ = ["CHOICE", "POLICY", "POLICY_NAMES", "PUSH", "REPO", "REPO_NAMES", "Ordered", "add_options", "policy_options"]
+__all__ = [
+    "CHOICE",
+    "POLICY",
+    "POLICY_NAMES",
+    "PUSH",
+    "REPO",
+    "REPO_NAMES",
+    "Ordered",
+    "add_options",
+    "given_rules",
+    "policy_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +43,8 @@ _RULE_OPTIONS: dict[str, Callable[[str], Sequence[Rule]]] = {
 }
 
 
-def _rules() -> list[Rule]:
+def given_rules() -> list[Rule]:
+    """The rules of the command line, in the order in which they stand there."""
     given = click.get_current_context().meta["rules"]
     return [rule for name, value in given for rule in _RULE_OPTIONS[name](value)]
 
@@ -98,4 +110,4 @@ REPO_NAMES = ("component", "shard_size", "variant", "from_variant", "copy_all")
 def policy_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take what a plan depends on out of a command's options; the rules in the order they were given."""
     taken = {name: options.pop(name) for name in ("to", *POLICY_NAMES)}
-    return {name: value for name, value in taken.items() if name not in _RULE_OPTIONS} | {"rule": _rules()}
+    return {name: value for name, value in taken.items() if name not in _RULE_OPTIONS} | {"rule": given_rules()}

@@ -21,7 +21,7 @@ from ..errors import InputError, OutputError
 from ..fileio import PART_SUFFIX, part_file, sync_directory, try_lock
 from ..paths import is_taken, reason
 
-__all__ = ["Stage", "home_of", "put_back", "staged"]
+__all__ = ["Stage", "home_of", "put_back", "remove_stage", "staged"]
 
 _STATE, _LOCK = "state.json", "lock"
 _OLD = "replaced"  #: where an output that is being replaced waits
@@ -189,6 +189,17 @@ def home_of(final: Path) -> Path:
     """Where ``final`` is made; the same in every run."""
     key = hashlib.blake2b(os.fsencode(final.name), digest_size=4).hexdigest()
     return final.with_name(f".{final.name[:50]}.{key}{PART_SUFFIX}")
+
+
+def remove_stage(final: Path) -> None:
+    """Remove what a killed run left of making ``final``, unless a run is at it."""
+    home = home_of(final)
+    with contextlib.suppress(OSError):
+        fd = os.open(home / _LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        free = try_lock(fd)
+        os.close(fd)
+        if free:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def boot_id() -> str | None:
