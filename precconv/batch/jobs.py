@@ -16,7 +16,7 @@ from ..repo.stage import remove_stage
 from ..report import Report
 from ..runs import ProgressCallback
 
-__all__ = ["Job", "error_dict", "memory_of", "plan_job", "run_job"]
+__all__ = ["Job", "error_dict", "is_output", "memory_of", "plan_job", "run_job"]
 
 #: Options of ``convert`` that a plan does not depend on.
 _NOT_PLANNED = ("force", "on_overflow", "on_nonfinite", "max_underflow", "verify", "workers", "durable")
@@ -29,7 +29,7 @@ class Job(NamedTuple):
     options: Mapping[str, Any]
     begun: bool = False
     """Whether what is at the output can only be there because of an earlier attempt at this job: it was not there
-    before, and the attempt's end is not known."""
+    before, and how the attempt ended is not known."""
 
 
 def run_job(job: Job, progress: ProgressCallback | None = None) -> dict[str, Any]:
@@ -39,12 +39,17 @@ def run_job(job: Job, progress: ProgressCallback | None = None) -> dict[str, Any
     """
     started = time.perf_counter()
     try:
-        if job.begun and is_taken(Path(job.options["output"])):
+        if job.begun and is_output(Path(job.options["output"])):
             return {**_adopted(job), "seconds": _since(started)}
         report = convert(job.source, progress=progress, **job.options)
     except PrecconvError as e:
         return {"error": error_dict(e), "seconds": _since(started)}
     return {**_done(report), "seconds": _since(started)}
+
+
+def is_output(path: Path) -> bool:
+    """Whether something is there; an empty directory is a place for an output, and none."""
+    return is_taken(path) and not (path.is_dir() and not any(path.iterdir()))
 
 
 def _since(started: float) -> float:
@@ -63,9 +68,11 @@ def _done(report: Report) -> dict[str, Any]:
 def error_dict(error: BaseException) -> dict[str, Any]:
     """An error as the ledger has it; of one that is no PrecconvError, its type is the kind."""
     known = isinstance(error, PrecconvError)
+    error = getattr(error, "cause", None) or error  # Ray's, of what a task raised
+    said = str(error) if known else str(error).strip().split("\n")[0]
     return {
         "kind": type(error).__name__,
-        "message": str(error) or type(error).__name__,
+        "message": said or type(error).__name__,
         "hint": getattr(error, "hint", None) if known else None,
         "exit_code": getattr(error, "exit_code", 1) if known else 1,
     }

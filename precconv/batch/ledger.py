@@ -53,6 +53,10 @@ class Ledger:
         """The last that was said of a job with this output."""
         return self._last.get(_place(key, output))
 
+    def knows(self, output: str) -> bool:
+        """Whether any job made, or began to make, this output."""
+        return any(place == os.path.normcase(output) for _, place in self._last)
+
     def add(self, event: Event, *, key: str, source: str, output: str, **data: Any) -> dict[str, Any]:
         """Add a record, and return when it is on the disk; raises OutputError when it cannot be."""
         record = {

@@ -31,31 +31,27 @@ class Entry:
     source: str
     options: Mapping[str, Any] = field(default_factory=dict)
     output: str | None = None  #: template
+    defaults: Mapping[str, Any] = field(default_factory=dict)  #: of its list; ``output`` may be among them
     globbed: bool = False  #: whether it was found, not named
 
 
-def read_arguments(arguments: Sequence[str], stdin: Callable[[], bytes]) -> tuple[list[Entry], dict[str, Any]]:
-    """The entries of LIST arguments in their order, and the defaults that TOML lists set for all of their own.
+def read_arguments(arguments: Sequence[str], stdin: Callable[[], bytes]) -> list[Entry]:
+    """The entries of LIST arguments in their order.
 
     ``stdin``: gives what there is for ``-``, which may stand once.  Raises InputError for a list that cannot be read,
     UsageError for one that says what it cannot.
     """
     entries: list[Entry] = []
-    defaults: dict[str, Any] = {}
     if arguments.count("-") > 1:
         raise UsageError("'-' is given twice, there is one stdin")
     for argument in arguments:
         if argument == "-":
             entries += _from_lines(stdin(), "stdin")
         elif argument.lower().endswith(LIST_SUFFIXES) and Path(argument).is_file():
-            found, said = _from_file(Path(argument))
-            entries += found
-            for key, value in said.items():
-                if defaults.setdefault(key, value) != value:
-                    raise UsageError(f"two lists have different defaults for {key!r}", path=argument)
+            entries += _from_file(Path(argument))
         else:
             entries += _expanded(Entry(argument))
-    return entries, defaults
+    return entries
 
 
 def entries_of(sources: Sequence[str | os.PathLike[str] | Mapping[str, Any]]) -> list[Entry]:
@@ -71,14 +67,14 @@ def entries_of(sources: Sequence[str | os.PathLike[str] | Mapping[str, Any]]) ->
     return found
 
 
-def _from_file(path: Path) -> tuple[list[Entry], dict[str, Any]]:
+def _from_file(path: Path) -> list[Entry]:
     try:
         data = path.read_bytes()
     except OSError as e:
         raise InputError(f"cannot be read: {reason(e)}", path=path) from e
     if path.suffix.lower() == ".toml":
         return _from_toml(data, path)
-    return _from_lines(data, os.fspath(path)), {}
+    return _from_lines(data, os.fspath(path))
 
 
 def _from_lines(data: bytes, where: str) -> list[Entry]:
@@ -93,7 +89,7 @@ def _from_lines(data: bytes, where: str) -> list[Entry]:
     return found
 
 
-def _from_toml(data: bytes, path: Path) -> tuple[list[Entry], dict[str, Any]]:
+def _from_toml(data: bytes, path: Path) -> list[Entry]:
     try:
         found = tomllib.loads(data.decode())
     except RecursionError:
@@ -109,7 +105,7 @@ def _from_toml(data: bytes, path: Path) -> tuple[list[Entry], dict[str, Any]]:
         raise UsageError("'repo' is not a list of tables, or 'defaults' no table", path=path, hint="write [[repo]]")
     defaults = check_options(said, f"{path}: [defaults]", more=("output",))
     entries = [e for n, table in enumerate(tables, 1) for e in _from_table(table, f"{path}: [[repo]] {n}")]
-    return entries, defaults
+    return [replace(entry, defaults=defaults) for entry in entries]
 
 
 def _from_table(table: Mapping[str, Any], where: str) -> list[Entry]:

@@ -71,7 +71,7 @@ def convert_many(
     that another run has or that cannot be written; KeyboardInterrupt when the running conversions have stopped.
     """
     root = Path(output_dir)
-    batch = prepare(entries_of(sources), options=options, defaults={}, output=output, output_dir=root)
+    batch = prepare(entries_of(sources), options=options, output=output, output_dir=root)
     how = How(
         ledger=root / LEDGER_NAME if ledger is None else Path(ledger), retry_failed=retry_failed,
         stop_after=stop_after, workers=workers, engine=engine or ("inline" if workers == 1 else "local"),

@@ -62,21 +62,18 @@ def prepare(
     entries: Sequence[Entry],
     *,
     options: Mapping[str, Any],
-    defaults: Mapping[str, Any],
     output: str | None,
     output_dir: Path,
 ) -> Batch:
-    """The jobs for entries, each with its own options, else ``options``, else ``defaults``.
+    """The jobs for entries, each with its own options, else ``options``, else the defaults of its list.
 
     ``output``: template; raises UsageError for one that cannot be used, for options that contradict each other, for
     outputs in each other's way, and where nothing says the target.
     """
     if not entries:
         raise UsageError("there is nothing to convert", hint="name sources, or a list of them")
-    common = {**defaults, **check_options(options, "options")}
-    template = output if output is not None else common.get("output")
-    common.pop("output", None)
-    drafts, notes = _distinct([_draft(e, common, template, output_dir) for e in entries])
+    common = check_options(options, "options")
+    drafts, notes = _distinct([_draft(e, common, output, output_dir) for e in entries])
     made = {os.path.realpath(d.output): d.entry.source for d in drafts}
     kept = []
     for draft in drafts:
@@ -92,15 +89,17 @@ def prepare(
 
 
 def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: Path) -> _Draft:
-    options = {**common, **entry.options}
+    options = {**entry.defaults, **common, **entry.options}
+    default = options.pop("output", None)
     if "to" not in options:
         raise UsageError(f"{entry.source}: nothing says the target", hint="give --to, or 'to' in the list")
     try:
         request = request_of(**options)
     except PrecconvError as e:
-        e.args = (f"{entry.source}: {e}",) if entry.options else e.args
+        if entry.options or entry.defaults:
+            e.args = (f"{entry.source}: {e}",)
         raise
-    said = template if entry.output is None else entry.output
+    said = next((t for t in (entry.output, template, default) if t is not None), None)
     if said is not None:
         check_template(said)
     place = output_place(entry.source, request.policy.target, said, root, request.format)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..engines import Engine, interrupted_by
 from ..errors import OutputError
 from ..paths import is_taken
-from .jobs import Job, error_dict, memory_of, run_job
+from .jobs import Job, error_dict, is_output, memory_of, run_job
 from .ledger import Ledger, now
 from .log import LogEvent
 from .prepare import Planned
@@ -128,17 +128,17 @@ class _Run:
         """Hand a job to the engine; one whose output is somebody else's fails here."""
         output = str(planned.output)
         last = self.ledger.last(planned.key, output) or {}
-        begun = last.get("event") in ("started", "interrupted")
+        begun = last.get("event") in ("started", "interrupted") and not planned.force
         try:
-            if is_taken(planned.output) and not (planned.force or begun or _is_empty(planned)):
-                hint = "replace it with --force, or give this output another name"
-                raise OutputError("exists", path=planned.output, hint=hint)
+            if not begun and not planned.force and is_output(planned.output):
+                raise _exists(planned, ours=self.ledger.knows(output))
             _make_parents(planned)
         except OutputError as e:
             self.failed(planned, {"error": error_dict(e), "seconds": 0.0})
             return
         options = {**planned.job.options, "workers": self.engine.threads}
-        job = Job(planned.job.source, options, begun=not (planned.force or _is_empty(planned)))
+        tried_again = self.engine.remote and not planned.force  # a task whose worker died, by the engine itself
+        job = Job(planned.job.source, options, begun or tried_again)
         memory = memory_of(job) if self.engine.remote else 0
         self.add("started", planned)
         self.tell("info", planned, "started", output=output)
@@ -208,9 +208,10 @@ def _error(future: Future[Any]) -> BaseException | None:
     return CancelledError() if future.cancelled() else future.exception()
 
 
-def _is_empty(planned: Planned) -> bool:
-    """Whether an empty directory is at the output, which a conversion may fill."""
-    return planned.output.is_dir() and not any(planned.output.iterdir())
+def _exists(planned: Planned, *, ours: bool) -> OutputError:
+    what = "exists, of other options, another version or what the source was before" if ours else "exists"
+    hint = "replace it with --force, or give this output another name"
+    return OutputError(what, path=planned.output, hint=hint)
 
 
 def _make_parents(planned: Planned) -> None:

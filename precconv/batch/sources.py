@@ -18,7 +18,7 @@ from ..repo import list_directory
 
 __all__ = ["Names", "identity", "is_local", "names_of", "resolved"]
 
-_REFERENCE = re.compile(r"(?:hf://)?(?P<org>[^/@]+)/(?P<name>[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
+_REFERENCE = re.compile(r"(?:hf://)?(?P<org>\w[\w.-]*)/(?P<name>\w[\w.-]*)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,9 +95,9 @@ def batch(
     and [[repo]] tables hold options.  What is done is not done again, what failed is.
     """
     with reported():
-        entries, defaults = read_arguments(lists, sys.stdin.buffer.read)
+        entries = read_arguments(lists, sys.stdin.buffer.read)
         root = Path(output_dir)
-        made = prepare(entries, options=_given(rest), defaults=defaults, output=output, output_dir=root)
+        made = prepare(entries, options=_given(rest), output=output, output_dir=root)
         how = How(
             ledger=root / LEDGER_NAME if ledger is None else Path(ledger),
             **{name: rest[name] for name in ("retry_failed", "stop_after", "workers", "engine", "address")},
