@@ -6,7 +6,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -149,10 +148,19 @@ def test_a_record_is_one_write_and_synced_before_the_call_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    real = SimpleNamespace(write=os.write, fsync=os.fsync)
+    write, fsync = os.write, os.fsync
+
+    def writes(fd: int, data: bytes) -> int:
+        calls.append("write")
+        return write(fd, data)
+
+    def syncs(fd: int) -> None:
+        calls.append("fsync")
+        fsync(fd)
+
     with open_ledger(tmp_path / "l") as ledger:
-        monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or real.write(fd, data))
-        monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync") or real.fsync(fd))
+        monkeypatch.setattr(os, "write", writes)
+        monkeypatch.setattr(os, "fsync", syncs)
         ledger.add("started", key="k", source="s", output="/o")
         assert calls == ["write", "fsync"]
         assert list(ledger.under_way.values()) == [{"key": "k", "source": "s", "output": "/o"}]
