@@ -103,6 +103,8 @@ def convert(
     branch: str | None = None,
     pr: bool = False,
     low_disk: bool = False,
+    engine: str | None = None,
+    address: str | None = None,
     on_overflow: OnOverflow = "error",
     on_nonfinite: OnNonfinite = "warn",
     max_underflow: float | None = None,
@@ -142,7 +144,8 @@ def convert(
     ``copy_all``: carry over also what is no part of the converted model, such as its weights in other formats.
     ``push``: publish a model on the Hub, in this repo; it is kept here too where an ``output`` is named.  ``private``,
     ``branch``, ``pr``: in a private repo if it is new, on a branch, as a pull request.  ``low_disk``: fetch, convert,
-    send and remove one file of weights at a time.
+    send and remove one file of weights at a time.  ``engine``, ``address``: let ``ray`` workers, or ``local``
+    processes, each convert and send a shard, as many at a time as ``workers``.
     ``on_overflow``, ``on_nonfinite``, ``max_underflow``: what to do about values that do not survive.
     ``rounding``, ``seed``: ``stochastic`` rounds FP64 and FP32 to a 16-bit type up with a probability equal to the
     remainder; the random bits depend on the seed (0 if none is given), the tensor's name and the element's index.
@@ -163,7 +166,9 @@ def convert(
         workers=workers, durable=durable, report=report, component=component, shard_size=shard_size, variant=variant,
         from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
-    wanted = _push(push, private=private, branch=branch, pr=pr, low_disk=low_disk)
+    wanted = None if push is None else Push(Target(push, branch, private, pr), low_disk, engine, address, workers)
+    if wanted is None:
+        _need_push(private=private, branch=branch, pr=pr, low_disk=low_disk, engine=engine, address=address)
     if is_directory(source):
         if wanted is not None:
             return push_directory(source, output, request, progress, wanted)
@@ -176,14 +181,12 @@ def convert(
     return convert_file(source, output, _of_file(request, source), progress)
 
 
-def _push(repo: str | None, *, private: bool, branch: str | None, pr: bool, low_disk: bool) -> Push | None:
-    if repo is not None:
-        return Push(Target(repo, branch, private, pr), low_disk)
-    given = {"--private": private, "--branch": branch, "--pr": pr, "--low-disk": low_disk}
-    for option, value in given.items():
+def _need_push(**given: object) -> None:
+    """Raises UsageError for options that are about publishing, where nothing says to publish."""
+    for name, value in given.items():
         if value:
-            raise UsageError(f"{option} is about publishing", hint="say where to with --push REPO")
-    return None
+            hint = "say where to with --push REPO"
+            raise UsageError(f"--{name.replace('_', '-')} is about publishing", hint=hint)
 
 
 def _of_file(request: Request, source: StrPath) -> Request:

@@ -31,7 +31,19 @@ from .options import Ordered, given_rules
 __all__ = ["batch"]
 
 #: Options of ``convert`` that are about one source, or that a batch has in its own way.
-_OF_ONE = ("src", "output", "workers", "dry_run", "report", "as_json", "durable", "quiet", "verbose")
+_OF_ONE = (
+    "src",
+    "output",
+    "workers",
+    "dry_run",
+    "report",
+    "as_json",
+    "durable",
+    "quiet",
+    "verbose",
+    "engine",
+    "address",
+)
 
 
 @click.command(cls=Ordered)

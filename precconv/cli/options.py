@@ -103,6 +103,9 @@ PUSH: tuple[Callable[[F], F], ...] = (
     click.option("--pr", is_flag=True, help="With --push: as a pull request; an open one of the same is found again."),
     click.option("--low-disk", is_flag=True,
                  help="With --push: fetch, convert, send and remove one file of weights at a time."),
+    click.option("--engine", type=click.Choice(["local", "ray"]),
+                 help="With --push: shards are converted and sent by processes, or by tasks of a Ray cluster."),
+    click.option("--address", metavar="auto|ray://...", help="With --engine ray: the cluster."),
 )  # fmt: skip
 REPO_NAMES = ("component", "shard_size", "variant", "from_variant", "copy_all")
 

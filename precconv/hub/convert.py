@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from ..errors import HubError, UsageError
 from ..fileio import InputFile, SourceFile
 from ..inspection import Inspection
 from ..plan import Plan
-from ..repo.convert import Sink, convert_files, convert_to_file, plan_files
+from ..repo.convert import Runner, Sink, convert_files, convert_to_file, plan_files
 from ..repo.inspection import inspect_files
 from ..repo.models import CONFIG, open_models
 from ..repo.places import directory_output, single_output
@@ -28,6 +29,7 @@ from ..weights import Weights
 from .push import Push, already, pushing
 from .refs import Ref
 from .source import HubFile, HubRepo, fetch, fetched, find, remote_files
+from .spread import runner
 
 __all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo", "push_directory"]
 
@@ -73,12 +75,19 @@ def convert_repo(
         return convert_found(repo, output, request, progress)
     if ref.file is not None:
         raise UsageError("--push publishes whole models", path=str(ref), hint="leave the file's name out")
+    if output is not None and (push.low_disk or push.engine is not None):
+        hint = "leave out -o: the model is on the Hub then"
+        raise UsageError("--low-disk and --engine keep nothing here", path=os.fspath(output), hint=hint)
     files = remote_files(repo)
     with pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None:
             return already(sink, files, plan_files(files, output, request), request)
-        keeps, low_disk = output is not None, push.low_disk
-        done = convert_found(repo, output, request, progress, sink, keeps=keeps, low_disk=low_disk)
+        make = None
+        if push.engine is not None:
+            make = runner(repo, sink, push.engine, workers=push.workers, address=push.address)
+        done = convert_found(
+            repo, output, request, progress, sink, keeps=output is not None, low_disk=push.low_disk, runner=make
+        )
         assert sink.published is not None
         return replace(done, published=asdict(sink.published))
 
@@ -87,8 +96,9 @@ def push_directory(
     source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None, push: Push
 ) -> Report:
     """Convert a local model and publish it; it is kept here only where an ``output`` is named."""
-    if push.low_disk:
-        raise UsageError("--low-disk is for models on the Hub", path=source, hint="leave it out")
+    if push.low_disk or push.engine is not None:
+        what = "--low-disk is" if push.low_disk else "--engine and --address are"
+        raise UsageError(f"{what} for models on the Hub", path=source, hint="leave it out")
     final = directory_output(Path(source), request.policy.target, output)
     put_back(final)
     files = local_files(Path(source), skip=(final, home_of(final)))
@@ -109,27 +119,29 @@ def convert_found(
     *,
     keeps: bool = True,
     low_disk: bool = False,
+    runner: Runner | None = None,
 ) -> Report:
     """Convert a repo at its commit.
 
     What the plan, the rules or the output's place have against it is said before anything large is fetched.
-    ``sink``, ``keeps``: as in ``convert_files``.  ``low_disk``: weights are fetched one at a time, and removed.
+    ``sink``, ``keeps``, ``runner``: as in ``convert_files``.  ``low_disk``: weights are fetched one by one.
     """
     one = single_output(output)
     final = directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output) if one is None else one
-    if low_disk and (one is not None or request.shard_size is not None):
-        hint = "leave out --low-disk, or write the same shards"
-        raise UsageError("--low-disk converts a shard at a time, this output needs all of them", hint=hint)
+    by_shard = low_disk or runner is not None
+    if by_shard and (one is not None or request.shard_size is not None):
+        what = "--low-disk" if low_disk else "--engine"
+        hint = f"leave out {what}, or write the same shards"
+        raise UsageError(f"{what} converts a shard at a time, this output needs all of them", hint=hint)
     put_back(final)
     weights, others = _needed(repo, request)
     sizes = [sum(repo.sizes[name] for name in names) for names in (weights, others)]
-    near = [] if low_disk else weights
-    shown = _Phases(progress, sum(sizes) if not low_disk else sizes[1], sizes[0])
-    root = fetch(repo, [*others, *near], shown.fetching)
-    files = _files(repo, root, weights if low_disk else (), home_of(final))
+    shown = _Phases(progress, sizes[1] if by_shard else sum(sizes), sizes[0])
+    root = fetch(repo, others if by_shard else [*others, *weights], shown.fetching)
+    files = _files(repo, root, weights if by_shard else (), home_of(final))
     if one is not None:
         return convert_to_file(files, final, request, shown.converting)
-    return convert_files(files, final, request, shown.converting, sink, keeps=keeps)
+    return convert_files(files, final, request, shown.converting, sink, keeps=keeps, runner=runner)
 
 
 def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None = None) -> Files:

@@ -33,6 +33,9 @@ class Push:
 
     target: Target
     low_disk: bool = False
+    engine: str | None = None  #: converts the shards, where it is not this process
+    address: str | None = None  #: of the engine's cluster
+    workers: int | None = None  #: shards at a time on the engine
 
 
 class HubSink:
@@ -47,11 +50,20 @@ class HubSink:
     def take(self, path: Path, name: str) -> None:
         """Send a file: in another thread, but where it is removed right after."""
         if self._pool is None:
-            done: Future[CommitOperationAdd] = Future()
-            done.set_result(self._to.upload(path, name))
-            self._sent.append(done)
+            self.sent(self._to.upload(path, name))
         else:
             self._sent.append(self._pool.submit(self._to.upload, path, name))
+
+    @property
+    def target(self) -> Target:
+        """Where it goes, under its full name."""
+        return self._to.target
+
+    def sent(self, operation: CommitOperationAdd) -> None:
+        """A file that was sent from elsewhere."""
+        done: Future[CommitOperationAdd] = Future()
+        done.set_result(operation)
+        self._sent.append(done)
 
     def finish(self, done: Report) -> str:
         """Commit what was sent; its address."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -44,7 +44,13 @@ from .reports import Job, findings, plan_of_all, report
 from .source import Files, local_files
 from .stage import Stage, home_of, put_back, staged
 
-__all__ = ["Sink", "convert_directory", "convert_files", "plan_directory", "plan_files"]
+__all__ = ["Made", "Runner", "Sink", "convert_directory", "convert_files", "plan_directory", "plan_files"]
+
+
+#: One output: whose it is, what goes into it, and how it is laid out.
+Made = tuple[ModelPlan, Output, Task]
+#: Makes outputs somewhere else; what became of each, by name.
+Runner = Callable[[Sequence[Made], ProgressCallback | None], dict[str, Outcome]]
 
 
 class Sink(Protocol):
@@ -98,10 +104,12 @@ def convert_files(
     sink: Sink | None = None,
     *,
     keeps: bool = True,
+    runner: Runner | None = None,
 ) -> Report:
     """Convert a model's files to the directory ``final``.
 
-    ``sink``: takes the output's files too; without ``keeps`` they go there alone.
+    ``sink``: takes the output's files too; without ``keeps`` they go there alone.  ``runner``: makes the weights
+    elsewhere, and sends them to the sink itself.
     """
     with open_models(files, request) as models:
         started = time.perf_counter()
@@ -115,7 +123,7 @@ def convert_files(
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
             job = Job(models, plans, request, final, tasks, started)
             try:
-                return _convert(job, stage, progress, sink, keeps=keeps)
+                return _convert(job, stage, progress, sink, keeps=keeps, runner=runner)
             except (NumericError, VerificationError) as e:
                 if request.report is not None and e.report is not None:
                     e.report.write(request.report)
@@ -136,10 +144,12 @@ def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Ta
     return make_task(output.found, output.plan, stage.place(output.name), made.fmt, norms)
 
 
-def _convert(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool) -> Report:
+def _convert(
+    job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool, runner: Runner | None
+) -> Report:
     """Do it; what is done when something comes between is kept, unless another run could not use it."""
     try:
-        return _done(job, stage, progress, sink, keeps=keeps)
+        return _done(job, stage, progress, sink, keeps=keeps, runner=runner)
     except (NumericError, SourceChangedError, VerificationError):
         raise
     except KeyboardInterrupt:
@@ -156,15 +166,18 @@ def _convert(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Si
         raise
 
 
-def _done(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool) -> Report:
+def _done(
+    job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink | None, *, keeps: bool, runner: Runner | None
+) -> Report:
     todo = [row for row in job.tasks if row[1].name not in stage.done]
-    _require_space(job, todo)
+    if runner is None:
+        _require_space(job, todo)
     outcomes = {o.name: outcome_of(task, stage.done[o.name]) for _, o, task in job.tasks if o.name in stage.done}
     if sink is not None:
         for name in outcomes:
             sink.take(stage.place(name), name)
     try:
-        outcomes |= _write_all(job, stage, todo, progress, sink)
+        outcomes |= _write_all(job, stage, todo, progress, sink) if runner is None else runner(todo, progress)
     except VerificationError as e:
         e.report = report(job, outcomes)
         raise
