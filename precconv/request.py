@@ -70,7 +70,7 @@ class Request:
             "weights": self.weights,
             "select": self.select,
             "strip_wrappers": self.strip_wrappers,
-            "shared": self.shared,
+            "shared": self.shared or "clone",
             **({"components": {name: str(to) for name, to in self.components.items()}} if self.components else {}),
         }
 
@@ -78,6 +78,7 @@ class Request:
         """The same for a model directory."""
         return {
             **self.options(),
+            "shared": self.shared,
             "format": self.format,
             "shard_size": self.shard_size,
             "variant": self.variant,

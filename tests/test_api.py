@@ -20,6 +20,7 @@ import precconv
 from precconv import (
     CorruptCheckpointError,
     DType,
+    HubError,
     InputError,
     Norms,
     NumericError,
@@ -34,6 +35,7 @@ from precconv import (
     UnknownFormatError,
     UsageError,
     VerificationError,
+    WorkerError,
 )
 
 from .samples import write_checkpoint
@@ -49,6 +51,7 @@ ERRORS = {
     RuleError: (UsageError, 2),
     NumericError: (PrecconvError, 3),
     VerificationError: (PrecconvError, 4),
+    WorkerError: (PrecconvError, 1),
 }
 
 
@@ -274,7 +277,8 @@ def test_the_tree_of_errors_is_the_one_that_is_documented() -> None:
         assert getattr(precconv, error.__name__) is error
         assert f"{error.__name__} " in str(sys.modules["precconv.errors"].__doc__)
     public = {v for v in vars(precconv).values() if isinstance(v, type) and issubclass(v, Exception)}
-    assert public == set(ERRORS)
+    assert public == {*ERRORS, HubError}
+    assert (HubError.__bases__, HubError.exit_code) == ((PrecconvError,), 5)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: e.__name__)

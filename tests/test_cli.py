@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from precconv import cli
 from precconv._version import __version__
 from precconv.api import convert as run_convert
-from precconv.cli.options import REPO_NAMES
+from precconv.cli.options import PUSH_NAMES, REPO_NAMES
 from precconv.fileio import PartFile
 
 from .samples import write_checkpoint
@@ -122,7 +122,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 
     def spy(source: str, **options: Any) -> Any:
         seen.update(source=source, **options)
-        about_files = {name: value for name, value in options.items() if name not in REPO_NAMES}
+        about_files = {name: value for name, value in options.items() if name not in (*REPO_NAMES, *PUSH_NAMES)}
         return run_convert(source, **about_files)
 
     monkeypatch.setattr(sys.modules["precconv.cli.convert"], "run_convert", spy)
@@ -131,7 +131,8 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
     checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --rounding stochastic --seed 3 --verify full"
     more = "--workers 1 --report r.json --durable --force --keep ids"
     repo = "--component unet=fp16,vae=keep --component x=fp32 --shard-size 5GB --variant a --from-variant b --copy-all"
-    assert run(*args.split(), *policy.split(), *checks.split(), *more.split(), *repo.split()).exit_code == 0
+    push = "--push me/x --private --branch b --pr --low-disk --engine ray --address auto"
+    assert run(*f"{args} {policy} {checks} {more} {repo} {push}".split()).exit_code == 0
     rules = seen.pop("rule")
     assert [(r.match, r.to) for r in rules] == [("ids", "keep")]
     assert seen == {
@@ -157,6 +158,13 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "variant": "a",
         "from_variant": "b",
         "copy_all": True,
+        "push": "me/x",
+        "private": True,
+        "branch": "b",
+        "pr": True,
+        "low_disk": True,
+        "engine": "ray",
+        "address": "auto",
         "workers": 1,
         "report": "r.json",
         "durable": True,

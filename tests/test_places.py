@@ -180,7 +180,7 @@ def test_an_output_in_a_directory_that_does_not_exist_is_refused(source: Path, o
 @posix
 @pytest.mark.parametrize(("name", "sentence"), [
     ("nowhere.safetensors", "nowhere.safetensors: no such file or directory"),
-    ("folder", "folder: is a directory, not a checkpoint file"),
+    ("folder", "folder: there are no files"),
     ("", ": is a directory"),
     ("m.safetensors/x", "m.safetensors/x: not a directory"),
     ("n" * 300, "n: file name too long"),
@@ -264,6 +264,7 @@ def test_a_source_that_may_not_be_read_is_refused(source: Path) -> None:
 def test_a_directory_that_may_not_be_written_or_entered_is_refused_as_the_outputs(source: Path, mode: int) -> None:
     import torch  # while it may be read  # noqa: F401
 
+    precconv.plan("m.safetensors", to="bf16")  # and what that imports
     source.parent.chmod(0o777)
     source.chmod(0o644)
     closed = source.with_name("closed")

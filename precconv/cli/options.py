@@ -15,6 +15,7 @@ __all__ = [
     "POLICY",
     "POLICY_NAMES",
     "PUSH",
+    "PUSH_NAMES",
     "REPO",
     "REPO_NAMES",
     "Ordered",
@@ -107,6 +108,7 @@ PUSH: tuple[Callable[[F], F], ...] = (
                  help="With --push: shards are converted and sent by processes, or by tasks of a Ray cluster."),
     click.option("--address", metavar="auto|ray://...", help="With --engine ray: the cluster."),
 )  # fmt: skip
+PUSH_NAMES = ("push", "private", "branch", "pr", "low_disk", "engine", "address")
 REPO_NAMES = ("component", "shard_size", "variant", "from_variant", "copy_all")
 
 

@@ -1,6 +1,6 @@
 """References to models on the Hub: ``org/name``, ``org/name@revision``, ``hf://org/name[@revision][/file]``.
 
-A local path that exists always wins, and ``./org/name`` is never a reference.
+A local path that exists always wins; where ``org`` is here, ``org/name`` is a path in it, and so is ``./org/name``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _WORD = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 #: The Hub's rules for names, as huggingface_hub's ``validate_repo_id`` has them.
 _REPO = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(?:@(?P<revision>[^\s@]+))?", re.ASCII)
 _URI = re.compile(rf"(?:models/)?(?P<repo>{_WORD}/{_WORD})(?:@(?P<revision>[^\s@/]+))?(?:/(?P<file>.+))?", re.ASCII)
+_LONGEST = 96  #: characters of a repo's name (huggingface_hub)
 #: Pull requests and other refs have slashes in their names; in a URI they are written with %2F.
 _SLASH = re.compile("%2F", re.IGNORECASE)
 
@@ -43,7 +44,7 @@ def parse_ref(source: str | os.PathLike[str]) -> Ref | None:
     text = os.fspath(source)
     if text.startswith(_SCHEME):
         return _uri(text)
-    if exists(text) or not looks_like_repo(text):
+    if exists(text.partition("/")[0] or text) or exists(text) or not looks_like_repo(text):
         return None
     found = _REPO.fullmatch(text)
     assert found is not None
@@ -53,7 +54,11 @@ def parse_ref(source: str | os.PathLike[str]) -> Ref | None:
 def looks_like_repo(text: str) -> bool:
     """Whether a path that is not there could be a repo's name: two words, and not that of a checkpoint file."""
     found = _REPO.fullmatch(text)
-    return found is not None and (found["revision"] is not None or not _is_file_name(found["repo"]))
+    return (
+        found is not None
+        and len(found["repo"]) <= _LONGEST
+        and (found["revision"] is not None or not _is_file_name(found["repo"]))
+    )
 
 
 def _is_file_name(repo: str) -> bool:
