@@ -84,7 +84,7 @@ def convert_many(
 def do(batch: Batch, how: How, listener: Listener) -> BatchReport:
     """Carry a batch out."""
     started = time.perf_counter()
-    with open_ledger(how.ledger) as ledger, _engine(how) as engine:
+    with _engine(how) as engine, open_ledger(how.ledger) as ledger:
         results = run_batch(
             batch.jobs, engine, ledger, retry_failed=how.retry_failed, stop_after=how.stop_after, listener=listener
         )

@@ -173,7 +173,9 @@ def _listening(made: Batch, log_file: str | None, *, quiet: bool, verbose: bool)
 
 def _without(message: str, source: str) -> str:
     """A message that does not begin with the source's name a second time."""
-    return message.removeprefix(f"{os.path.abspath(source)}: ")  # noqa: PTH100
+    for name in (os.path.abspath(source), source):  # noqa: PTH100
+        message = message.removeprefix(f"{name}: ")
+    return message
 
 
 @contextmanager
@@ -203,8 +205,8 @@ def _bar(jobs: int, *, quiet: bool) -> Iterator[tuple[Callable[[Standing], None]
         return
     from tqdm import tqdm
 
-    columns = shutil.get_terminal_size().columns
-    with tqdm(total=jobs, unit="model", leave=False, file=sys.stderr, ncols=columns) as bar:
+    size = shutil.get_terminal_size()  # tqdm shows nothing on a terminal that says it has none
+    with tqdm(total=jobs, unit="model", leave=False, file=sys.stderr, ncols=size.columns, nrows=size.lines) as bar:
 
         def show(now: Standing) -> None:
             if now.total_bytes:

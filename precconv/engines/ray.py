@@ -81,7 +81,7 @@ def open_engine(*, workers: int | None, address: str | None) -> Ray:
         settings = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"py_modules": [package]}}
         try:
             ray.init(address=address or "auto", **settings)
-        except (ConnectionError, ValueError) as e:
+        except ConnectionError as e:
             where = f"at {address}" if address not in (None, "auto") else "on this machine"
             hint = "start one (ray start --head), or say where it is (--address ray://HOST:10001)"
             raise InputError(f"no Ray cluster answers {where}", hint=hint) from e
