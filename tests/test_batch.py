@@ -21,6 +21,7 @@ from precconv.batch.jobs import Job, memory_of, run_job
 from precconv.batch.log import LogEvent, line
 from precconv.batch.run import Standing
 from precconv.engines import ENGINES, Engine
+from precconv.repo.stage import home_of
 
 from .samples import write_checkpoint
 
@@ -237,6 +238,20 @@ def test_what_a_killed_run_finished_without_a_word_is_recognised(make_source: Ca
     assert outcomes(many(source)) == ["skipped"]
 
 
+@pytest.mark.parametrize("left", ["lock", "nothing"])
+def test_what_a_killed_run_left_beside_a_finished_output_is_removed(left: str) -> None:
+    many(model("dir"))
+    path = Path("out") / LEDGER
+    path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
+    stage = home_of(Path("out/dir-bf16"))
+    (stage / "done").mkdir(parents=True)
+    (stage / "done" / "x.json").write_text("{}")
+    if left == "lock":
+        (stage / "lock").touch()
+    assert outcomes(many("dir")) == ["done"]
+    assert not stage.exists()
+
+
 def records_of_torn(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines()
     return [json.loads(text) for n, text in enumerate(lines) if n != 1]
@@ -295,10 +310,10 @@ def test_a_ledger_that_cannot_be_written_stops_the_batch(monkeypatch: pytest.Mon
 class Broken(Engine):
     """An engine whose jobs end with whatever error it is given."""
 
-    workers = threads = 1
+    threads = 1
 
-    def __init__(self, error: BaseException, *, remote: bool = False) -> None:
-        self.error, self.remote, self.memory = error, remote, 0
+    def __init__(self, error: BaseException, *, remote: bool = False, workers: int = 1) -> None:
+        self.error, self.remote, self.memory, self.workers = error, remote, 0, workers
 
     def start(self, function: object, job: object, *, memory: int) -> Future[Any]:  # noqa: ARG002
         self.memory = memory
@@ -308,6 +323,11 @@ class Broken(Engine):
 
     def interrupt(self) -> None:
         """Nothing runs."""
+
+
+def test_failures_at_the_same_moment_count_as_many() -> None:
+    report = many("a", "b", "c", "d", engine=Broken(ValueError("x"), workers=2), stop_after=1)
+    assert outcomes(report) == ["failed", "failed", "not run", "not run"]
 
 
 def test_an_error_that_nobody_expected_is_one_jobs_failure_too() -> None:

@@ -242,6 +242,7 @@ LIGHT = {
     "inspect": RUN.format(args=["inspect", LLAMA]),
     "scan --help": RUN.format(args=["scan", "--help"]),
     "inspect --json": RUN.format(args=["inspect", "--json", LLAMA]),
+    "batch --dry-run": RUN.format(args=["batch", LLAMA, "--to", "bf16", "--dry-run", "--output-dir", "nowhere"]),
     "--dry-run": RUN.format(args=[LLAMA, "--to", "bf16", "--dry-run"]),
 }
 

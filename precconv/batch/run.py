@@ -115,7 +115,8 @@ class _Run:
         more = True
         while more or self.running:
             while more and len(self.running) < self.engine.workers:
-                planned = None if self.failures == stop_after else next(waiting, None)
+                enough = stop_after is not None and self.failures >= stop_after
+                planned = None if enough else next(waiting, None)
                 more = planned is not None
                 if planned is not None:
                     self.begin(planned)

@@ -105,7 +105,8 @@ def report_to(board: MutableSequence[int], slot: int) -> Progress:
 
 def interrupted_by(error: BaseException) -> bool:
     """Whether this is how a job ends that was told to stop, or that had not begun."""
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ in ("CancelledError", "TaskCancelledError")
+    names = {kind.__name__ for kind in type(error).__mro__}  # Ray's is known by name: it need not be installed
+    return bool(names & {"KeyboardInterrupt", "CancelledError", "TaskCancelledError"})
 
 
 def cores() -> int:

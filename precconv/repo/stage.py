@@ -195,7 +195,8 @@ def remove_stage(final: Path) -> None:
     """Remove what a killed run left of making ``final``, unless a run is at it."""
     home = home_of(final)
     with contextlib.suppress(OSError):
-        fd = os.open(home / _LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        # made where it is not there: the run may have been killed while it removed all this
+        fd = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         free = try_lock(fd)
         os.close(fd)
         if free:
