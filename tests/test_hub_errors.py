@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd, hf_hub_download
+from huggingface_hub import CommitOperationAdd, errors, hf_hub_download
 
 from precconv import HubError
 from precconv.hub.client import client, history, quiet, scrubbed, translated
@@ -29,6 +29,8 @@ from .hub.server import HubServer
 from .processes import HANG
 
 REPO = "acme/model"
+#: What the client speaks HTTP with: httpx2, in 1.x httpx.
+HTTP: Any = sys.modules[errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0]]
 NAME = "model.safetensors"
 WEIGHTS = bytes(range(256)) * 100
 
@@ -95,6 +97,19 @@ def test_a_wrong_token_is_said_to_be_one(in_process: HubServer) -> None:
     assert (error.kind, error.message) == ("token", "the Hub does not accept the token")
     assert error.hint is not None
     assert error.hint.startswith(f"make a new one at {hub.endpoint}/settings/tokens")
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "kind"), [(True, "", "token"), (True, "RepoNotFound", "not found"), (False, "", "not found")]
+)
+def test_a_token_that_has_expired_is_no_missing_repo(sent: bool, code: str, kind: str) -> None:
+    """The client says so of every 401 without a code, over https only."""
+    headers = {"Authorization": "Bearer hf_testtokenwrite"} if sent else {}
+    request = HTTP.Request("GET", "https://hub/api/models/acme/model", headers=headers)
+    answer = HTTP.Response(401, headers={"X-Error-Code": code} if code else {}, request=request)
+    error = hub_error(errors.RepositoryNotFoundError("x", response=answer), REPO)
+    assert error is not None
+    assert error.kind == kind
 
 
 def test_what_needs_a_token_says_so(in_process: HubServer) -> None:
@@ -256,9 +271,7 @@ def test_an_answer_that_does_not_come_in_time_is_said_to_be_late(in_process: Hub
 
 
 def test_an_untrusted_certificate_is_said_to_be_one() -> None:
-    import httpx2
-
-    error = hub_error(httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"), REPO)
+    error = hub_error(HTTP.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"), REPO)
     assert error is not None
     assert (error.kind, error.message.partition(" https")[0]) == ("connection", "the certificate of")
     assert "SSL_CERT_FILE" in str(error.hint)
@@ -448,10 +461,10 @@ def test_the_clients_own_talk_is_off_inside_and_as_before_outside(
 # Going on
 
 
-def failing(errors: list[HubError]) -> Callable[[], str]:
+def failing(left: list[HubError]) -> Callable[[], str]:
     def action() -> str:
-        if errors:
-            raise errors.pop(0)
+        if left:
+            raise left.pop(0)
         return "done"
 
     return action
@@ -459,11 +472,11 @@ def failing(errors: list[HubError]) -> Callable[[], str]:
 
 def test_what_passes_is_waited_for_longer_and_longer() -> None:
     waits: list[float] = []
-    errors = [HubError("x", kind="server")] * (TRIES - 1)
-    assert persistently(failing([*errors]), sleep=waits.append) == "done"
+    found = [HubError("x", kind="server")] * (TRIES - 1)
+    assert persistently(failing([*found]), sleep=waits.append) == "done"
     assert waits == [1, 2, 4, 8, 16, 32, 60]
     with pytest.raises(HubError):
-        persistently(failing([*errors, *errors]), sleep=waits.append)
+        persistently(failing([*found, *found]), sleep=waits.append)
     assert len(waits) == 14
 
 

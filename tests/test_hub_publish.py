@@ -198,6 +198,17 @@ def test_ten_uploads_at_once_are_one_commit(in_process: HubServer, tmp_path: Pat
     assert len(hub.seen("PUT")) == 10
 
 
+def test_a_file_whose_name_begins_with_a_tilde_is_no_home(
+    in_process: HubServer, tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "~").mkdir()
+    (tmp_path / "~" / "model.safetensors").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    with publisher(MAIN, KEY, token=in_process.tokens.write, sleep=waits.append) as p:
+        p.commit([p.upload("~/model.safetensors", "model.safetensors")], title=TITLE)
+    assert has(in_process, {"model.safetensors": b"1"})
+
+
 def test_what_gitignore_names_is_said_and_not_left_out(hub: HubServer, publish: Publish) -> None:
     hub.create(REPO, {".gitignore": b"*.safetensors\nREADME.md\n"})
     for files in (shards(1), {"README.md": CARD}):
@@ -278,6 +289,7 @@ def test_a_publication_that_came_in_between_is_found_at_the_commit(hub: HubServe
 def test_older_shards_and_indexes_of_the_same_model_go_and_all_else_stays(hub: HubServer, publish: Publish) -> None:
     kept = {
         "model.fp16.safetensors": b"1", "vocab.bin": b"2", "pytorch_model.bin": b"3", "notes.txt": b"4",
+        "model.bin": b"7",
         "unet/model.safetensors": b"5", "adapter_model.safetensors": b"6",
     }  # fmt: skip
     hub.create(REPO, kept)
@@ -462,6 +474,7 @@ def test_a_pull_request_is_opened_and_found_again(hub: HubServer, publish: Publi
     assert done.pr_url == f"{hub.endpoint}/{REPO}/discussions/1"
     assert titles(hub) == ["initial commit"]
     assert has(hub, FILES, "refs/pr/1")
+    assert hub.seen(path="whoami") == []
     again = publish(target=Target(REPO, pr=True))
     assert again == Published(REPO, done.commit, done.url, done.pr_url, already=True)
     publish({"a.txt": b"1"}, target=Target(REPO, pr=True), key=OTHER)
@@ -606,3 +619,20 @@ def test_an_operation_can_be_committed_after_a_commit_that_failed(in_process: Hu
             p.commit(operations, title=TITLE)
         p.commit(operations, title=TITLE)
     assert titles(hub) == [TITLE, "initial commit"]
+
+
+def test_the_same_operations_can_be_committed_to_two_branches(
+    in_process: HubServer, tmp_path: Path, waits: list[float]
+) -> None:
+    hub, files = in_process, {**shards(1), "config.json": b"{}"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    operations: list[CommitOperationAdd] = []
+    first = hub.create(REPO)
+    hub.repo(REPO).heads["two"] = first
+    for target in (MAIN, Target(REPO, branch="two")):
+        with publisher(target, KEY, token=hub.tokens.write, sleep=waits.append) as p:
+            operations = operations or [p.upload(tmp_path / name, name) for name in files]
+            assert not p.commit(operations, title=TITLE).already
+    assert has(hub, files)
+    assert has(hub, files, "two")

@@ -98,7 +98,7 @@ def tree(api: HfApi, repo: str, revision: str) -> dict[str, RepoFile]:
 def is_unchanged(operation: CommitOperationAdd, files: Mapping[str, RepoFile]) -> bool:
     """Whether the repo has exactly these bytes under this name."""
     there, info = files.get(operation.path_in_repo), operation.upload_info
-    if there is None or there.size != info.size:
+    if there is None:
         return False
     if there.lfs is not None:
         return bool(there.lfs.sha256 == info.sha256.hex())
