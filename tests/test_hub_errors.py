@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -452,6 +453,7 @@ def test_the_clients_own_talk_is_off_inside_and_as_before_outside(
     hub.fail(faults.status(503), path="/preupload/")
     with quiet():
         pushed(hub.tokens.write)()
+        warnings.warn_explicit("a card without a licence", UserWarning, "hf_api.py", 1, module="huggingface_hub.hf_api")
     assert (caplog.text, capfd.readouterr().err) == ("", "")
     hub.fail(faults.status(503), path="/preupload/")
     client(token=hub.tokens.write).upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=REPO)

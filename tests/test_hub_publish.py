@@ -209,11 +209,17 @@ def test_a_file_whose_name_begins_with_a_tilde_is_no_home(
     assert has(in_process, {"model.safetensors": b"1"})
 
 
-def test_what_gitignore_names_is_said_and_not_left_out(hub: HubServer, publish: Publish) -> None:
+def test_what_gitignore_names_is_said_and_not_left_out(
+    in_process: HubServer, tmp_path: Path, waits: list[float]
+) -> None:
+    hub, path = in_process, tmp_path / "model.safetensors"
+    path.write_bytes(b"1")
     hub.create(REPO, {".gitignore": b"*.safetensors\nREADME.md\n"})
-    for files in (shards(1), {"README.md": CARD}):
-        with pytest.raises(HubError, match=r"the repo's \.gitignore leaves it out"):
-            publish(files)
+    with publisher(MAIN, KEY, token=hub.tokens.write, sleep=waits.append) as p:
+        with pytest.raises(HubError, match=r"model.safetensors: the repo's \.gitignore leaves it out"):
+            p.upload(path, path.name)
+        with pytest.raises(HubError, match=r"README.md: the repo's \.gitignore leaves it out"):
+            p.commit([p.attach(CARD, "README.md")], title=TITLE)
     assert titles(hub) == ["change 1", "initial commit"]
 
 

@@ -6,6 +6,7 @@ Tokens, endpoint, cache and offline mode are the client's own.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def history(api: HfApi, repo: str, revision: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The client's own progress bars and warnings are off, for a program that shows its own."""
+    """The client's own progress bars and warnings are off in this process, for a program that shows its own."""
     from huggingface_hub import utils
     from huggingface_hub.utils import logging as talk
 
@@ -50,7 +51,9 @@ def quiet() -> Iterator[None]:
     if shown:
         bars.disable_progress_bars()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="huggingface_hub")  # what the Hub would like in a model card
+            yield
     finally:
         talk.set_verbosity(before)
         if shown:
