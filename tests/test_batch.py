@@ -77,7 +77,7 @@ def test_files_and_directories_are_converted_as_convert_does(here: Path) -> None
     assert report.ok
     assert outcomes(report) == ["done"] * 3
     for result in report.results:
-        single = here / "single" / result.planned.output.name
+        single = here / "single" / Path(result.planned.place).name
         single.parent.mkdir(exist_ok=True)
         precconv.convert(result.planned.source, to="bf16", output=single)
         files = [p for p in ([single] if single.is_file() else sorted(single.rglob("*"))) if p.is_file()]
@@ -371,7 +371,7 @@ def test_workers_in_processes_do_the_same() -> None:
     for result in report.results[:4]:
         alone = precconv.convert(result.planned.source, to="bf16", output=f"{result.planned.source}.alone.safetensors")
         assert alone.output is not None
-        assert Path(alone.output).read_bytes() == result.planned.output.read_bytes()
+        assert Path(alone.output).read_bytes() == Path(result.planned.place).read_bytes()
     assert outcomes(many(*sources)) == ["skipped"] * 4
 
 

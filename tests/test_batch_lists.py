@@ -52,7 +52,7 @@ def batch(entries: Sequence[Entry], output: str | None = None, output_dir: str =
 
 
 def outputs(made: Batch) -> list[str]:
-    return [p.output.relative_to(Path.cwd()).as_posix() for p in made.jobs]
+    return [Path(p.place).relative_to(Path.cwd()).as_posix() for p in made.jobs]
 
 
 # Lists

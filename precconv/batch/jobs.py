@@ -19,7 +19,10 @@ from ..runs import ProgressCallback
 __all__ = ["Job", "error_dict", "is_output", "memory_of", "plan_job", "run_job"]
 
 #: Options of ``convert`` that a plan does not depend on.
-_NOT_PLANNED = ("force", "on_overflow", "on_nonfinite", "max_underflow", "verify", "workers", "durable")
+_NOT_PLANNED = (
+    "force", "on_overflow", "on_nonfinite", "max_underflow", "verify", "workers", "durable", "push", "private",
+    "branch", "pr", "low_disk",
+)  # fmt: skip
 
 
 class Job(NamedTuple):
@@ -39,9 +42,12 @@ def run_job(job: Job, progress: ProgressCallback | None = None) -> dict[str, Any
     """
     started = time.perf_counter()
     try:
-        if job.begun and is_output(Path(job.options["output"])):
-            return {**_adopted(job), "seconds": _since(started)}
-        report = convert(job.source, progress=progress, **job.options)
+        options = dict(job.options)
+        if job.begun and "output" in options and is_output(Path(options["output"])):
+            if "push" not in options:
+                return {**_adopted(job), "seconds": _since(started)}
+            options["force"] = True  # it is here, and whether it was published the Hub will say
+        report = convert(job.source, progress=progress, **options)
     except PrecconvError as e:
         return {"error": error_dict(e), "seconds": _since(started)}
     return {**_done(report), "seconds": _since(started)}
@@ -62,6 +68,7 @@ def _done(report: Report) -> dict[str, Any]:
         "output_bytes": report.output_bytes,
         "verified_bytes": report.verified_bytes,
         "warnings": len(report.warnings) + len(report.plan.warnings),
+        **({} if report.published is None else {"published": dict(report.published)}),
     }
 
 

@@ -20,7 +20,7 @@ from ..ties import SharedMode
 from ..verify import VerifyMode
 from ..weights import Weights
 
-__all__ = ["Options", "check_options"]
+__all__ = ["PUBLISHING", "Options", "check_options"]
 
 
 class Options(TypedDict, total=False):
@@ -48,7 +48,15 @@ class Options(TypedDict, total=False):
     on_nonfinite: OnNonfinite
     max_underflow: float | None
     verify: VerifyMode
+    push: str | None
+    private: bool
+    branch: str | None
+    pr: bool
+    low_disk: bool
 
+
+#: What is about publishing; ``push`` is a template of repo names.
+PUBLISHING = ("push", "private", "branch", "pr", "low_disk")
 
 _HINTS = get_type_hints(Options)
 

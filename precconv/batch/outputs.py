@@ -16,7 +16,7 @@ from ..outputs import FormatChoice, default_name
 from ..paths import is_directory
 from .sources import names_of
 
-__all__ = ["check_places", "check_template", "output_place"]
+__all__ = ["check_places", "check_repos", "check_template", "output_place", "repo_name"]
 
 FIELDS = ("org", "name", "stem", "to", "revision")
 
@@ -91,6 +91,21 @@ def check_places(places: Sequence[tuple[str, Path]]) -> None:
                 what = "is" if above == place else "lies in"
                 message = f"the output of {source} {what} the source {sources[_key(above)]}: {place}"
                 raise UsageError(message, hint="give another place with --output-dir")
+
+
+def repo_name(template: str, source: str, to: DType) -> str:
+    """The repo that a source's output is published in."""
+    return template.format(**{**asdict(names_of(source)), "to": to.name})
+
+
+def check_repos(places: Sequence[tuple[str, str]]) -> None:
+    """Raises UsageError where two sources are published in one place."""
+    seen: dict[str, str] = {}
+    for source, place in places:
+        if place in seen and not place.endswith("#pr"):
+            hint = "give --push with {org}, {stem} or {to} in it, as in me/{stem}-{to}"
+            raise UsageError(f"{seen[place]} and {source} have the same output {place}", hint=hint)
+        seen[place] = source
 
 
 def _key(path: Path) -> str:

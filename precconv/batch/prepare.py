@@ -18,8 +18,9 @@ from ..errors import PrecconvError, UsageError
 from ..request import Request, request_of
 from .jobs import Job
 from .lists import Entry
-from .options import check_options
-from .outputs import check_places, check_template, output_place
+from .options import PUBLISHING, check_options
+from .outputs import check_places, check_repos, check_template, output_place, repo_name
+from .pins import Pin, pin_all
 from .sources import identity, resolved
 
 __all__ = ["Batch", "Planned", "prepare"]
@@ -34,8 +35,15 @@ class Planned:
     key: str  #: digest of what the source is now, the options and the version
 
     @property
-    def output(self) -> Path:
-        return Path(self.job.options["output"])
+    def output(self) -> Path | None:
+        """None where it is published, and nothing of it stays here."""
+        place = self.job.options.get("output")
+        return None if place is None else Path(place)
+
+    @property
+    def place(self) -> str:
+        """Where the output is, as the ledger has it."""
+        return _place(self.job.options)
 
     @property
     def force(self) -> bool:
@@ -55,7 +63,11 @@ class _Draft:
     entry: Entry
     options: dict[str, Any]  #: of ``convert``
     request: Request
-    output: Path
+    output: Path | None  #: None where it is published only
+
+    @property
+    def place(self) -> str:
+        return _place({**self.options, "output": self.output})
 
 
 def prepare(
@@ -74,7 +86,7 @@ def prepare(
         raise UsageError("there is nothing to convert", hint="name sources, or a list of them")
     common = check_options(options, "options")
     drafts, notes = _distinct([_draft(e, common, output, output_dir) for e in entries])
-    made = {os.path.realpath(d.output): d.entry.source for d in drafts}
+    made = {os.path.realpath(d.output): d.entry.source for d in drafts if d.output is not None}
     kept = []
     for draft in drafts:
         maker = made.get(resolved(draft.entry.source)) if draft.entry.globbed else None
@@ -84,8 +96,10 @@ def prepare(
             notes.append(f"{draft.entry.source} is the output of {maker}: left out")
         else:
             notes.append(f"{draft.entry.source} is named like an output: left out")
-    check_places([(resolved(d.entry.source), d.output) for d in kept])
-    return Batch(tuple(map(_planned, kept)), tuple(notes))
+    check_places([(resolved(d.entry.source), d.output) for d in kept if d.output is not None])
+    check_repos([(d.entry.source, d.place) for d in kept if d.options.get("push") is not None])
+    pins = pin_all(d.entry.source for d in kept)
+    return Batch(tuple(_planned(d, pins.get(d.entry.source)) for d in kept), tuple(notes))
 
 
 def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: Path) -> _Draft:
@@ -94,7 +108,7 @@ def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: 
     if "to" not in options:
         raise UsageError(f"{entry.source}: nothing says the target", hint="give --to, or 'to' in the list")
     try:
-        request = request_of(**options)
+        request = request_of(**{k: v for k, v in options.items() if k not in PUBLISHING})
     except PrecconvError as e:
         if entry.options or entry.defaults:
             e.args = (f"{entry.source}: {e}",)
@@ -102,27 +116,52 @@ def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: 
     said = next((t for t in (entry.output, template, default) if t is not None), None)
     if said is not None:
         check_template(said)
+    if options.get("push") is not None:
+        options["push"] = repo_name(check_template(options["push"]), entry.source, request.policy.target)
+        if said is None:
+            return _Draft(entry, options, request, None)
+    elif any(options.get(name) for name in PUBLISHING):
+        raise UsageError(f"{entry.source}: nothing says where to publish", hint="give --push REPO")
     place = output_place(entry.source, request.policy.target, said, root, request.format)
     return _Draft(entry, options, request, place)
+
+
+def _place(options: Mapping[str, Any]) -> str:
+    """A path, or the repo that it is published in, with what tells it from others there."""
+    output, push = options.get("output"), options.get("push")
+    if push is None:
+        assert isinstance(output, (str, os.PathLike))
+        return str(output)
+    pull = "#pr" if options.get("pr") else ""
+    return f"hf://{push}{'@' + options['branch'] if options.get('branch') else ''}{pull}"
 
 
 def _distinct(drafts: Sequence[_Draft]) -> tuple[list[_Draft], list[str]]:
     """Each source once for each output and set of options; what was there more often is named."""
     found: dict[str, list[_Draft]] = {}
     for draft in drafts:
-        mark = json.dumps([resolved(draft.entry.source), draft.request.repo_options(), str(draft.output)])
+        mark = json.dumps([resolved(draft.entry.source), draft.request.repo_options(), draft.place])
         found.setdefault(mark, []).append(draft)
     twice = [same for same in found.values() if len(same) > 1]
     notes = [f"{same[0].entry.source} is listed {len(same)} times, and converted once" for same in twice]
     return [same[0] for same in found.values()], notes
 
 
-def _planned(draft: _Draft) -> Planned:
+def _planned(draft: _Draft, pin: Pin | None) -> Planned:
     """The job with its rules read, and with no path that depends on where a process runs."""
     options = {k: v for k, v in draft.options.items() if k not in ("keep", "rule", "rules")}
-    options |= {"rule": list(draft.request.policy.rules), "output": os.fspath(draft.output), "durable": True}
+    options |= {"rule": list(draft.request.policy.rules), "durable": True}
+    if draft.output is not None:
+        options["output"] = os.fspath(draft.output)
     source = draft.entry.source
     place = os.path.abspath(source) if os.path.lexists(source) else source  # noqa: PTH100  links name outputs
-    said = {"version": __version__, "source": identity(source), "options": draft.request.repo_options()}
+    if pin is not None:
+        place = pin.source
+    said = {
+        "version": __version__,
+        "source": identity(source, pin),
+        "options": draft.request.repo_options(),
+        **({"published": draft.place} if draft.options.get("push") else {}),
+    }
     key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
     return Planned(Job(place, options), source, key)

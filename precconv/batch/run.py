@@ -59,8 +59,8 @@ def select(jobs: Sequence[Planned], ledger: Ledger, *, retry_failed: bool) -> It
     Done is what the ledger says is, and whose output is still there.  ``retry_failed``: only what failed last.
     """
     for planned in jobs:
-        last = ledger.last(planned.key, str(planned.output)) or {}
-        if last.get("event") == "done" and is_taken(planned.output):
+        last = ledger.last(planned.key, planned.place) or {}
+        if last.get("event") == "done" and (planned.output is None or is_taken(planned.output)):
             yield planned, Result(planned, "skipped", last)
         elif retry_failed and last.get("event") != "failed":
             yield planned, Result(planned, "not run", {})
@@ -88,7 +88,7 @@ def run_batch(
         if result is None:
             todo.append(planned)
         else:
-            run.results[planned.key, str(planned.output)] = result
+            run.results[planned.key, planned.place] = result
             run.tell("info", planned, result.outcome)
     try:
         run.loop(todo, stop_after)
@@ -127,11 +127,11 @@ class _Run:
 
     def begin(self, planned: Planned) -> None:
         """Hand a job to the engine; one whose output is somebody else's fails here."""
-        output = str(planned.output)
+        output = planned.place
         last = self.ledger.last(planned.key, output) or {}
         begun = last.get("event") in ("started", "interrupted") and not planned.force
         try:
-            if not begun and not planned.force and is_output(planned.output):
+            if not begun and not planned.force and planned.output is not None and is_output(planned.output):
                 raise _exists(planned, ours=self.ledger.knows(output))
             _make_parents(planned)
         except OutputError as e:
@@ -155,18 +155,18 @@ class _Run:
             self.failed(planned, data)
         else:
             self.add("done", planned, **data)
-            self.results[planned.key, str(planned.output)] = Result(planned, "done", data)
+            self.results[planned.key, planned.place] = Result(planned, "done", data)
             self.tell("info", planned, "done", **data)
 
     def failed(self, planned: Planned, data: dict[str, Any]) -> None:
         self.failures += 1
         self.add("failed", planned, **data)
-        self.results[planned.key, str(planned.output)] = Result(planned, "failed", data)
+        self.results[planned.key, planned.place] = Result(planned, "failed", data)
         self.tell("error", planned, "failed", **data["error"], seconds=data.get("seconds"))
 
     def interrupted(self, planned: Planned) -> None:
         self.add("interrupted", planned)
-        self.results[planned.key, str(planned.output)] = Result(planned, "interrupted")
+        self.results[planned.key, planned.place] = Result(planned, "interrupted")
         self.tell("warning", planned, "interrupted")
 
     def wind_down(self) -> None:
@@ -182,11 +182,11 @@ class _Run:
                 else:
                     self.end(planned, future)
         for planned in self.jobs:  # the signal may have come between two steps
-            if (planned.key, str(planned.output)) in self.ledger.under_way:
+            if (planned.key, planned.place) in self.ledger.under_way:
                 self.interrupted(planned)
 
     def add(self, event: Literal["started", "done", "failed", "interrupted"], planned: Planned, **data: Any) -> None:
-        self.ledger.add(event, key=planned.key, source=planned.source, output=str(planned.output), **data)
+        self.ledger.add(event, key=planned.key, source=planned.source, output=planned.place, **data)
 
     def tell(self, level: Literal["info", "warning", "error"], planned: Planned, event: str, **fields: Any) -> None:
         self.listener.event(LogEvent(now(), level, planned.source, event, fields))
@@ -196,7 +196,7 @@ class _Run:
         self.listener.progress(Standing(len(self.results), len(self.jobs), len(self.running), done, total))
 
     def result_of(self, planned: Planned) -> Result:
-        return self.results.get((planned.key, str(planned.output))) or Result(planned, "not run")
+        return self.results.get((planned.key, planned.place)) or Result(planned, "not run")
 
     def sentence(self) -> str:
         counts = {o: sum(r.outcome == o for r in self.results.values()) for o in ("done", "skipped", "interrupted")}
@@ -212,10 +212,12 @@ def _error(future: Future[Any]) -> BaseException | None:
 def _exists(planned: Planned, *, ours: bool) -> OutputError:
     what = "exists, of other options, another version or what the source was before" if ours else "exists"
     hint = "replace it with --force, or give this output another name"
-    return OutputError(what, path=planned.output, hint=hint)
+    return OutputError(what, path=planned.place, hint=hint)
 
 
 def _make_parents(planned: Planned) -> None:
+    if planned.output is None:
+        return
     try:
         planned.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -15,6 +15,7 @@ from typing import Any
 from ..dtypes import CASTABLE
 from ..errors import InputError
 from ..repo import list_directory
+from .pins import Pin
 
 __all__ = ["Names", "identity", "is_local", "names_of", "resolved"]
 
@@ -65,11 +66,13 @@ def _without_dtype(name: str) -> str:
     return name
 
 
-def identity(source: str) -> list[Any]:
-    """What changes when a source does: the resolved path, and size and time of every file that is read.
+def identity(source: str, pin: Pin | None = None) -> list[Any]:
+    """What changes when a source does: the resolved path, and size and time of every file that is read; or the commit.
 
     A source that is not there, or cannot be listed, has its name alone: the conversion will say what is wrong.
     """
+    if pin is not None and pin.commit is not None:
+        return ["repo", pin.repo, pin.commit, pin.ref.file]
     if not is_local(source):
         return ["reference", source]
     root = Path(os.path.realpath(source))

@@ -22,6 +22,8 @@ __all__ = ["BatchReport", "PlannedBatch", "plan_batch"]
 
 #: Version of the JSON below, as of the report's.
 SCHEMA = 1
+#: Of a job, what the ledger knows too.
+_DATA = ("source_bytes", "output_bytes", "seconds", "warnings", "published", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ class BatchReport:
             "jobs": [
                 {
                     "source": r.planned.source,
-                    "output": os.fspath(r.planned.output),
+                    "output": r.planned.place,
                     "outcome": r.outcome,
                     "key": r.planned.key,
-                    **{k: r.data.get(k) for k in ("source_bytes", "output_bytes", "seconds", "warnings", "error")},
+                    **{k: r.data.get(k) for k in _DATA},
                 }
                 for r in self.results
             ],
@@ -79,7 +81,7 @@ def _row(result: Result) -> list[str]:
     seconds = data.get("seconds")
     taken = f"{seconds:.1f} s" if isinstance(seconds, float) and result.outcome != "skipped" else ""
     return [
-        result.planned.source, _shown(result.planned.output), sizes[0], f"-> {sizes[1]}" if sizes[1] else "", taken,
+        result.planned.source, _shown(result.planned), sizes[0], f"-> {sizes[1]}" if sizes[1] else "", taken,
         _outcome(result),
     ]  # fmt: skip
 
@@ -98,8 +100,11 @@ def _size(nbytes: object) -> str:
     return text.size(nbytes) if isinstance(nbytes, int) else ""
 
 
-def _shown(path: Path) -> str:
-    """Relative to the working directory where it lies in it."""
+def _shown(planned: Planned) -> str:
+    """A path relative to the working directory where it lies in it."""
+    path = planned.output
+    if path is None:
+        return planned.place
     return os.fspath(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else os.fspath(path)
 
 
@@ -123,7 +128,7 @@ class PlannedBatch:
     def to_dict(self) -> dict[str, Any]:
         rows = []
         for planned, found in self.rows:
-            row: dict[str, Any] = {"source": planned.source, "output": os.fspath(planned.output), "key": planned.key}
+            row: dict[str, Any] = {"source": planned.source, "output": planned.place, "key": planned.key}
             if isinstance(found, Plan):
                 row |= {"source_bytes": found.source_bytes, "output_bytes": found.output_bytes}
                 row["plan"] = plan_dict(found, items=False)
@@ -136,7 +141,7 @@ class PlannedBatch:
     def table(self) -> str:
         rows = [["source", "output", "tensors", "size", "", "plan"]]
         for planned, found in self.rows:
-            names = [planned.source, _shown(planned.output)]
+            names = [planned.source, _shown(planned)]
             if isinstance(found, Plan):
                 sizes = [text.size(found.source_bytes), f"-> {text.size(found.output_bytes)}"]
                 rows.append([*names, f"{len(found.items):,}", *sizes, found.target.name])

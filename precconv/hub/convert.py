@@ -86,10 +86,16 @@ def convert_repo(
         if push.engine is not None:
             make = runner(repo, sink, push.engine, workers=push.workers, address=push.address)
         done = convert_found(
-            repo, output, request, progress, sink, keeps=output is not None, low_disk=push.low_disk, runner=make
-        )
+            repo, output or _stage_name(push), request, progress, sink, keeps=output is not None,
+            low_disk=push.low_disk, runner=make,
+        )  # fmt: skip
         assert sink.published is not None
         return replace(done, published=asdict(sink.published))
+
+
+def _stage_name(push: Push) -> str:
+    """Of what stays here only until it is published: no two models that are published lie in each other's way."""
+    return "@".join(filter(None, (push.target.repo, push.target.branch))).replace("/", "--")
 
 
 def push_directory(
@@ -99,7 +105,7 @@ def push_directory(
     if push.low_disk or push.engine is not None:
         what = "--low-disk is" if push.low_disk else "--engine and --address are"
         raise UsageError(f"{what} for models on the Hub", path=source, hint="leave it out")
-    final = directory_output(Path(source), request.policy.target, output)
+    final = directory_output(Path(source), request.policy.target, output or _stage_name(push))
     put_back(final)
     files = local_files(Path(source), skip=(final, home_of(final)))
     with pushing(push.target, files, request, at_once=False) as sink:
