@@ -15,6 +15,7 @@ from ..checks import OnNonfinite, OnOverflow
 from ..dtypes import DType
 from ..errors import UsageError
 from ..outputs import FormatChoice
+from ..request import Rounding
 from ..rules import MixedMode, NormMode, Rule
 from ..ties import SharedMode
 from ..verify import VerifyMode
@@ -47,6 +48,8 @@ class Options(TypedDict, total=False):
     on_overflow: OnOverflow
     on_nonfinite: OnNonfinite
     max_underflow: float | None
+    rounding: Rounding
+    seed: int | None
     verify: VerifyMode
     push: str | None
     private: bool
