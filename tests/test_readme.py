@@ -66,7 +66,7 @@ def test_ci_runs_the_test_command_of_the_first_screen() -> None:
 
 
 def test_the_rules_file_shown_is_one(tmp_path: Path) -> None:
-    [toml] = [b for b in blocks() if "[[rule]]" in b]
+    [toml] = [b for b in blocks() if "[[rule]]" in b]  # the other is a batch's
     path = tmp_path / "rules.toml"
     path.write_text("\n".join(toml))
     from precconv.rules import read_rules

@@ -20,8 +20,8 @@ __all__ = ["Job", "error_dict", "is_output", "memory_of", "plan_job", "run_job"]
 
 #: Options of ``convert`` that a plan does not depend on.
 _NOT_PLANNED = (
-    "force", "on_overflow", "on_nonfinite", "max_underflow", "rounding", "seed", "verify", "workers", "durable", "push", "private",
-    "branch", "pr", "low_disk",
+    "force", "on_overflow", "on_nonfinite", "max_underflow", "rounding", "seed", "verify", "workers", "durable", "push",
+    "private", "branch", "pr", "low_disk",
 )  # fmt: skip
 
 
