@@ -113,6 +113,15 @@ BARS: tuple[Bar, ...] = (
     _memory("4", "4 GB"),
     _memory("16", "16 GB"),
     _memory("tensor", "one 8 GB tensor"),
+    _memory("sharded", "a directory of 16 GB"),
+    Bar(
+        "sharded-cp",
+        "16 GB directory to bf16, after `import torch` / `cp -r`",
+        1.0,
+        "x",
+        over("sharded", jobs.API, jobs.CP),
+        strict=True,
+    ),
     *_conversion("ckpt", "ckpt-", "4 GB `.ckpt` to safetensors"),
     _memory("ckpt", "4 GB `.ckpt`"),
     Bar(

@@ -129,6 +129,30 @@ def ensure(what: Input, directory: Path) -> Path:
     return path
 
 
+def ensure_sharded(nbytes: int, directory: Path, *, shards: int = 4) -> Path:
+    """The llama of ``nbytes`` as a directory: shards of about the same size, their index, a config."""
+    whole = llama(nbytes)
+    root = directory / f"llama-{label(nbytes)}-sharded"
+    if (root / "config.json").is_file():
+        return root
+    require_room(directory, whole.nbytes, root.name)
+    root.mkdir(exist_ok=True)
+    parts: list[Shapes] = [{} for _ in range(shards)]
+    held = 0
+    for name, shape in whole.shapes.items():
+        parts[min(shards - 1, held * shards // whole.nbytes)][name] = shape
+        held += prod(shape) * ITEM
+    weight_map = {}
+    for n, shapes in enumerate(parts, 1):
+        name = f"model-{n:05d}-of-{shards:05d}.safetensors"
+        ensure(Input(name, shapes), root)
+        weight_map |= dict.fromkeys(shapes, name)
+    index = {"metadata": {"total_size": whole.nbytes}, "weight_map": weight_map}
+    (root / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (root / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}', encoding="utf-8")
+    return root
+
+
 def _write_values(
     write: Callable[[memoryview], int],
     rng: np.random.Generator,

@@ -76,6 +76,16 @@ def peak(key: str, title: str, source: Path, *, rounds: int, memory: int) -> Gro
     return Group(key, title, jobs, min(rounds, FEW), warm=2 * source.stat().st_size < memory)
 
 
+def sharded(title: str, source: Path, *, rounds: int, memory: int) -> Group:
+    """A directory of shards, beside a copy of it."""
+    argv = (sys.executable, "-m", "precconv", str(source), "--to", "bf16", "-o", "{outdir}", "--force")
+    convert = python("children.py", "convert", source, "{outdir}", "bf16")
+    copy = Job(CP, ("cp", "-r", str(source), "{outdir}"), source)
+    jobs = (copy, Job(CLI, argv, source), Job(API, convert, source), import_torch())
+    size = sum(path.stat().st_size for path in source.iterdir())
+    return Group("sharded", title, jobs, min(rounds, FEW), warm=2 * size < memory)
+
+
 def many(title: str, small: Path, single: Path, *, rounds: int) -> Group:
     """Many small tensors beside one tensor of as many bytes."""
     jobs = []

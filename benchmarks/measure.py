@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command to time; ``{out}`` and ``{nbytes}`` in it are the output's path and size."""
+    """A command to time; ``{out}`` (``{outdir}``) and ``{nbytes}`` in it are the output's path and size."""
 
     name: str
     argv: tuple[str, ...]
@@ -62,14 +63,19 @@ def run_group(group: Group, directory: Path, log: Callable[[str], None]) -> dict
 
 def _output_bytes(group: Group, directory: Path) -> int:
     """Size of what precconv writes, learned from a run that is not counted; failing that, half the source."""
-    sources = [job.source for job in group.jobs if job.source]
+    sources = [size_of(job.source) for job in group.jobs if job.source]
     for job in group.jobs:
         if job.name.startswith("precconv"):
             settle(job, directory, warm=group.warm)
             run_job(job, directory, 0, Series())
             break
-    out = _out(directory)
-    return out.stat().st_size if out.exists() else sources[0].stat().st_size // 2 if sources else 0
+    out = next((path for path in (_out(directory), _outdir(directory)) if path.exists()), None)
+    return size_of(out) if out is not None else sources[0] // 2 if sources else 0
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all that are right in a directory."""
+    return sum(p.stat().st_size for p in (path.iterdir() if path.is_dir() else [path]))
 
 
 def settle(job: Job, directory: Path, *, warm: bool) -> None:
@@ -79,14 +85,16 @@ def settle(job: Job, directory: Path, *, warm: bool) -> None:
         os.sync()
     if warm and job.source:
         buffer = bytearray(CHUNK)
-        with open(job.source, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
+        for path in sorted(job.source.iterdir()) if job.source.is_dir() else [job.source]:
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
 
 
 def run_job(job: Job, directory: Path, nbytes: int, kept: Series) -> None:
     """Run a job once and add its numbers to ``kept``."""
-    argv = [part.replace("{out}", str(_out(directory))).replace("{nbytes}", str(nbytes)) for part in job.argv]
+    places = {"{out}": _out(directory), "{outdir}": _outdir(directory), "{nbytes}": nbytes}
+    argv = [str(places.get(part, part)) for part in job.argv]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
         child = subprocess.Popen(argv, stdout=out, stderr=err, cwd=directory, env=environment())
@@ -121,7 +129,14 @@ def environment() -> dict[str, str]:
 
 def clear(directory: Path) -> None:
     for path in _out(directory).parent.iterdir():
-        path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _outdir(directory: Path) -> Path:
+    return _out(directory).with_suffix("")
 
 
 def _out(directory: Path) -> Path:

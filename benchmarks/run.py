@@ -17,11 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import inputs, jobs, machine, record, render
-from benchmarks.measure import Group, run_group
+from benchmarks.measure import Group, run_group, size_of
 
 GB = 1 << 30
 QUICK = 1 / 64
-PARTS = ("tensor", "small", "startup")
+PARTS = ("tensor", "small", "startup", "sharded")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> record.Run:
         try:
             group = make()
             for source in {job.source for job in group.jobs if job.source}:
-                inputs.require_room(options.dir, source.stat().st_size, f"the copy of {source.name}")
+                inputs.require_room(options.dir, size_of(source), f"the copy of {source.name}")
         except inputs.NoRoomError as e:
             run.notes.append(str(e))
             log(f"skipped {e}")
@@ -100,6 +100,7 @@ def _plan(options: argparse.Namespace, small: int) -> list[Callable[[], Group]]:
         "small": partial(_many, options, small),
         "startup": partial(_startup, options),
         "tensor": partial(_tensor, options),
+        "sharded": partial(_sharded, options),
     }
     return [
         *(partial(_llama, options, size) for size in options.sizes),
@@ -128,6 +129,12 @@ def _tensor(options: argparse.Namespace) -> Group:
     source = inputs.ensure(inputs.single(_nbytes(options, "8")), options.dir)
     title = "one 8 GB tensor, fp32 to bf16"
     return jobs.peak("tensor", title, source, rounds=options.rounds, memory=machine.memory())
+
+
+def _sharded(options: argparse.Namespace) -> Group:
+    source = inputs.ensure_sharded(_nbytes(options, "16"), options.dir)
+    title = "a directory of four 4 GB shards, fp32 to bf16"
+    return jobs.sharded(title, source, rounds=options.rounds, memory=machine.memory())
 
 
 def _many(options: argparse.Namespace, count: int) -> Group:
