@@ -23,6 +23,7 @@ from precconv.batch.run import Standing
 from precconv.engines import ENGINES, Engine
 from precconv.repo.stage import home_of
 
+from .processes import posix
 from .samples import write_checkpoint
 
 LEDGER = "precconv-batch.jsonl"
@@ -524,6 +525,7 @@ def test_a_request_that_cannot_be_is_refused_before_any_work(args: tuple[str, ..
     assert sorted(os.listdir()) == ["taken"]
 
 
+@posix
 def test_on_a_terminal_there_is_one_bar_for_all_and_failures_stand_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import pty
     import sys

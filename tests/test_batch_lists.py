@@ -15,6 +15,7 @@ from precconv.batch.options import Options, check_options
 from precconv.batch.prepare import Batch, prepare
 from precconv.batch.sources import Names, names_of
 
+from .processes import posix
 from .samples import random_tensor, write_checkpoint
 
 HERE = Path()
@@ -84,6 +85,7 @@ def test_a_binary_file_is_no_list() -> None:
         read("l.txt")
 
 
+@posix
 def test_names_that_are_no_unicode_are_kept() -> None:
     Path("l.txt").write_bytes(b"a\xff\n")
     assert sources("l.txt") == ["a\udcff"]
@@ -359,6 +361,7 @@ def test_outputs_in_each_others_way_are_refused_before_any_work(
     assert not Path("out").exists()
 
 
+@posix
 def test_outputs_that_meet_through_a_link_are_one() -> None:
     Path("real").mkdir()
     Path("link").symlink_to("real")
