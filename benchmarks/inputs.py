@@ -137,12 +137,12 @@ def ensure_sharded(nbytes: int, directory: Path, *, shards: int = 4) -> Path:
         return root
     require_room(directory, whole.nbytes, root.name)
     root.mkdir(exist_ok=True)
-    parts: list[Shapes] = [{} for _ in range(shards)]
+    parts: list[dict[str, tuple[int, ...]]] = [{} for _ in range(shards)]
     held = 0
     for name, shape in whole.shapes.items():
         parts[min(shards - 1, held * shards // whole.nbytes)][name] = shape
         held += prod(shape) * ITEM
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for n, shapes in enumerate(parts, 1):
         name = f"model-{n:05d}-of-{shards:05d}.safetensors"
         ensure(Input(name, shapes), root)

@@ -157,7 +157,7 @@ def test_the_harness_runs_end_to_end_and_its_table_has_every_row(tmp_path: Path)
 
 _KEYS_OF_A_SHORT_RUN = {
     *("floor", "cp", "five-lines", "memory-4", "checks"),
-    *("small", "help", "inspect", "inspect-torch"),
+    *("small", "help", "inspect", "inspect-torch", "memory-sharded", "sharded-cp"),
 }
 
 
