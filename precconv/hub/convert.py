@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
@@ -85,12 +85,10 @@ def convert_repo(
         make = None
         if push.engine is not None:
             make = runner(repo, sink, push.engine, workers=push.workers, address=push.address)
-        done = convert_found(
+        return convert_found(
             repo, output or _stage_name(push), request, progress, sink, keeps=output is not None,
             low_disk=push.low_disk, runner=make,
         )  # fmt: skip
-        assert sink.published is not None
-        return replace(done, published=asdict(sink.published))
 
 
 def _stage_name(push: Push) -> str:
@@ -111,9 +109,7 @@ def push_directory(
     with pushing(push.target, files, request, at_once=False) as sink:
         if sink.already is not None:
             return already(sink, files, plan_files(files, output, request), request)
-        done = convert_files(files, final, request, progress, sink, keeps=output is not None)
-        assert sink.published is not None
-        return replace(done, published=asdict(sink.published))
+        return convert_files(files, final, request, progress, sink, keeps=output is not None)
 
 
 def convert_found(
