@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
@@ -78,9 +78,7 @@ def convert_repo(
         if sink.already is not None:
             return already(sink, files, plan_files(files, output, request), request)
         keeps, low_disk = output is not None, push.low_disk
-        done = convert_found(repo, output, request, progress, sink, keeps=keeps, low_disk=low_disk)
-        assert sink.published is not None
-        return replace(done, published=asdict(sink.published))
+        return convert_found(repo, output, request, progress, sink, keeps=keeps, low_disk=low_disk)
 
 
 def push_directory(
@@ -95,9 +93,7 @@ def push_directory(
     with pushing(push.target, files, request, at_once=False) as sink:
         if sink.already is not None:
             return already(sink, files, plan_files(files, output, request), request)
-        done = convert_files(files, final, request, progress, sink, keeps=output is not None)
-        assert sink.published is not None
-        return replace(done, published=asdict(sink.published))
+        return convert_files(files, final, request, progress, sink, keeps=output is not None)
 
 
 def convert_found(

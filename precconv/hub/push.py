@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ from ..errors import InputError
 from ..paths import reason
 from ..plan import Plan
 from ..repo.source import Files
-from ..report import Report
+from ..report import Report, check_report_path
 from ..request import Request
 from .client import quiet
-from .publish import Published, Publisher, Target, publication_key, publication_title, publisher
+from .publish import Publisher, Target, publication_key, publication_title, publisher
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -40,12 +40,17 @@ class HubSink:
 
     def __init__(self, to: Publisher, source: str | None, request: Request, pool: ThreadPoolExecutor | None) -> None:
         self.already = to.already
-        self.published: Published | None = None
         self._to, self._source, self._request, self._pool = to, source, request, pool
         self._sent: list[Future[CommitOperationAdd]] = []
 
     def take(self, path: Path, name: str) -> None:
-        """Send a file: in another thread, but where it is removed right after."""
+        """Send a file: in another thread, but where it is removed right after.
+
+        Raises what went wrong with an earlier one: who cannot publish need not convert the rest.
+        """
+        for sent in self._sent:
+            if sent.done():
+                sent.result()
         if self._pool is None:
             done: Future[CommitOperationAdd] = Future()
             done.set_result(self._to.upload(path, name))
@@ -53,28 +58,25 @@ class HubSink:
         else:
             self._sent.append(self._pool.submit(self._to.upload, path, name))
 
-    def finish(self, done: Report) -> str:
-        """Commit what was sent; its address."""
+    def finish(self, done: Report) -> Report:
+        """Commit what was sent; the report with where it is."""
         operations = [future.result() for future in self._sent]
         title = publication_title(self._source, self._request.policy.target.name)
         kept = "".join(f"\n- {g.tensors} tensors {g.to}: {g.why}" for g in done.plan.groups())
-        self.published = self._to.commit(operations, title=title, description=f"By dtype and reason:{kept}")
-        return self.published.pr_url or self.published.url
+        published = self._to.commit(operations, title=title, description=f"By dtype and reason:{kept}")
+        return replace(done, output=published.pr_url or published.url, published=asdict(published))
 
 
 @contextmanager
 def pushing(target: Target, files: Files, request: Request, *, at_once: bool) -> Iterator[HubSink]:
     """A sink for a conversion of ``files``; with ``at_once`` a file is sent before ``take`` returns."""
     source, state = files.repo or files.root.resolve().name, files.commit or _state(files)
-    with quiet(), publisher(target, publication_key(source, state, request.repo_options())) as to:
-        if at_once:
-            yield HubSink(to, files.repo, request, None)
-            return
-        pool = ThreadPoolExecutor(UPLOADS)
+    key = publication_key(source, state, request.repo_options())
+    with quiet(), ThreadPoolExecutor(UPLOADS) as pool, publisher(target, key) as to:
         try:
-            yield HubSink(to, files.repo, request, pool)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            yield HubSink(to, files.repo, request, None if at_once else pool)
+        finally:  # waited for when the publisher has ended what waits for the Hub
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _state(files: Files) -> str:
@@ -87,9 +89,9 @@ def _state(files: Files) -> str:
 
 
 def already(sink: HubSink, files: Files, made: Plan, request: Request) -> Report:
-    """The report on what an earlier run has published."""
+    """The report on what an earlier run has published, written where the request wants one."""
     assert sink.already is not None
-    return Report(
+    done = Report(
         source=files.shown,
         output=sink.already.pr_url or sink.already.url,
         plan=made,
@@ -102,3 +104,7 @@ def already(sink: HubSink, files: Files, made: Plan, request: Request) -> Report
         seconds=0.0,
         published=asdict(sink.already),
     )
+    if request.report is not None:
+        check_report_path(request.report, [files.root / path for path in files.paths])
+        done.write(request.report)
+    return done

@@ -54,8 +54,8 @@ class Sink(Protocol):
         """A finished file of the output; called as they are finished, from any thread."""
         ...
 
-    def finish(self, done: Report) -> str:
-        """All files were taken; where they are now."""
+    def finish(self, done: Report) -> Report:
+        """All files were taken; the report with where they are now."""
         ...
 
 
@@ -173,13 +173,13 @@ def _done(job: Job, stage: Stage, progress: ProgressCallback | None, sink: Sink 
         raise refusal(errors, job.request, path=job.models.files.shown, report=report(job, outcomes))
     plan = plan_of_all(job.models, job.plans, job.request, outcomes)
     files = write_files(job.models, job.plans, outcomes, stage, model_card(job.models, plan, job.request))
-    where = os.fspath(job.final)
+    done = report(job, outcomes, files, output=os.fspath(job.final))
     if sink is not None:
         for f in files:
             if f.action in ("written", "copied"):
                 sink.take(stage.place(f.path), f.path)
-        where = sink.finish(report(job, outcomes, files))
-    done = report(job, outcomes, files, output=os.fspath(job.final) if keeps else where)
+        there = sink.finish(done)
+        done = replace(there, output=done.output) if keeps else there
     stage.only({f.path for f in files if f.action != "left out"})
     with done.staged(job.request.report) if job.request.report else nullcontext():
         if keeps:
