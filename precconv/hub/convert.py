@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from ..bulk import collector_paused
 from ..checkpoint import open_checkpoint
 from ..convert import convert_file
-from ..errors import HubError, OutputError, UsageError
+from ..errors import HubError, InputError, OutputError, UsageError
 from ..fileio import InputFile, SourceFile
 from ..formats import Format
 from ..inspection import Inspection, inspect_file
@@ -60,7 +60,8 @@ def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = No
     """What is in a model on the Hub, or in one of its files; no weights are downloaded."""
     repo = find(ref)
     if ref.file is None:
-        return inspect_files(remote_files(repo), weights=weights, select=select)
+        with _whole(repo):
+            return inspect_files(remote_files(repo), weights=weights, select=select)
     found = inspect_file(opened_at(repo, _there(ref, repo)), weights=weights, select=select)
     return replace(found, path=str(Ref(repo.id, repo.commit, ref.file)))
 
@@ -69,8 +70,26 @@ def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
     repo = find(ref)
     if ref.file is None:
-        return plan_files(remote_files(repo), output, request)
+        with _whole(repo):
+            return plan_files(remote_files(repo), output, request)
     return _plan_one(repo, _there(ref, repo), output, request)[0]
+
+
+@contextmanager
+def _whole(repo: HubRepo) -> Iterator[None]:
+    """Offline, what a model lacks need not be the model's fault: it may just not be in the cache."""
+    try:
+        yield
+    except InputError as e:
+        if not is_offline():
+            raise
+        message = f"is not whole in the cache, and the client is offline: {e.message}"
+        raise HubError(message, kind="offline", path=repo.id, hint=OFFLINE_HINT) from e
+
+
+def _needs(repo: HubRepo, final: Path, request: Request, *, one: bool = False) -> Needs:
+    with _whole(repo):
+        return needs(remote_files(repo), final, request, one=one)
 
 
 def _there(ref: Ref, repo: HubRepo) -> str:
@@ -103,7 +122,7 @@ def convert_repo(
     if push is None:
         return convert_found(repo, output, request, progress)
     keeps, files, final = output is not None, remote_files(repo), _final(repo, output, request)
-    needed = needs(files, final, request)  # a repo is made on the Hub only for what can be converted
+    needed = _needs(repo, final, request)  # a repo is made on the Hub only for what can be converted
     with pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
             return already(sink, files, plan_files(files, output, request), request)
@@ -174,7 +193,7 @@ def convert_found(
     final, one = _final(repo, output, request), single_output(output) is not None
     put_back(final)
     if needed is None:
-        needed = needs(remote_files(repo), final, request, one=one)
+        needed = _needs(repo, final, request, one=one)
     if keeps and not one:
         require_replaceable(final, needed.names, force=request.force)
     near = () if low_disk else needed.weights
@@ -212,7 +231,7 @@ def fetched_file(ref: Ref) -> Path:
 def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None = None) -> Files:
     """A model's files in the client's cache."""
     repo = find(ref)
-    needed = needs(remote_files(repo), Path(), request)
+    needed = _needs(repo, Path(), request)
     return _files(repo, fetch(repo, [*needed.others, *needed.weights], progress), (), Path())
 
 
