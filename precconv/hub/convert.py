@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +24,7 @@ from ..repo.inspection import inspect_files
 from ..repo.models import CONFIG
 from ..repo.places import directory_output, require_replaceable, single_output
 from ..repo.source import Files, local_files
-from ..repo.stage import home_of, put_back
+from ..repo.stage import home_of, put_back, staged
 from ..report import Report, check_report_path
 from ..request import Request, StrPath, plan_for, plan_of
 from ..runs import ProgressCallback
@@ -125,6 +125,7 @@ def convert_repo(
     needed = _needs(repo, final, request)  # a repo is made on the Hub only for what can be converted
     with pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
+            _tidy(final)
             return already(sink, files, plan_files(files, output, request), request)
         to = sink if sink.already is None else None  # what is published, but not here, is made here
         done = convert_found(repo, output, request, progress, to, keeps=keeps, low_disk=push.low_disk, needed=needed)
@@ -164,9 +165,18 @@ def push_directory(
     needs(files, final, request)
     with pushing(push.target, files, request, at_once=False) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
+            _tidy(final)
             return already(sink, files, plan_files(files, output, request), request)
         to = sink if sink.already is None else None
         return _with_published(convert_files(files, final, request, progress, to, keeps=keeps), sink)
+
+
+def _tidy(final: Path) -> None:
+    """Remove what a run left that was killed between its commit and its end; no other would."""
+    put_back(final)
+    if is_taken(home_of(final)):
+        with suppress(OutputError), staged(final, "", durable=False):  # another run may be at it
+            pass
 
 
 def _final(repo: HubRepo, output: StrPath | None, request: Request) -> Path:
