@@ -72,7 +72,7 @@ def plan(
         return plan_directory(source, output, request)
     ref = parse_ref(source)
     if ref is not None:
-        return plan_repo(ref, output, request)
+        return plan_repo(ref, output, request if ref.file is None else _of_file(request, source))
     return plan_file(source, output, _of_file(request, source))
 
 
@@ -175,7 +175,8 @@ def convert(
         return convert_directory(source, output, request, progress)
     ref = parse_ref(source)
     if ref is not None:
-        return convert_repo(ref, output, request, progress, wanted)
+        asked = request if ref.file is None else _of_file(request, source)
+        return convert_repo(ref, output, asked, progress, wanted)
     if wanted is not None:
         raise UsageError("--push publishes models, this is a file", path=source, hint="give the model's directory")
     return convert_file(source, output, _of_file(request, source), progress)

@@ -12,6 +12,7 @@ from .bulk import collector_paused
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import DType
 from .errors import UsageError
+from .fileio import SourceFile
 from .tensors import TensorInfo
 from .weights import Weights
 
@@ -81,14 +82,16 @@ class Inspection:
         }
 
 
-def inspect_file(source: str | os.PathLike[str], *, weights: Weights = "auto", select: str | None = None) -> Inspection:
+def inspect_file(
+    source: str | os.PathLike[str] | SourceFile, *, weights: Weights = "auto", select: str | None = None
+) -> Inspection:
     """Read a checkpoint's header; raises InputError.  No tensor data is read and torch is not imported.
 
     ``weights``, ``select``: as in ``convert``.  Where they leave a choice, all weights are shown and a note says so.
     """
     with _open(source, weights, select) as (found, notes):
         return Inspection(
-            path=os.fspath(source),
+            path=os.fspath(source if isinstance(source, (str, os.PathLike)) else source.path),
             format=found.format.name,
             file_bytes=found.file.size,
             metadata={**found.metadata},
@@ -100,7 +103,7 @@ def inspect_file(source: str | os.PathLike[str], *, weights: Weights = "auto", s
 
 @contextmanager
 def _open(
-    source: str | os.PathLike[str], weights: Weights, select: str | None
+    source: str | os.PathLike[str] | SourceFile, weights: Weights, select: str | None
 ) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
     notes: tuple[str, ...] = ()
     with collector_paused():

@@ -189,11 +189,14 @@ def _check_choices(**given: object) -> None:
             raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
-def plan_of(found: Checkpoint, request: Request) -> Plan:
-    """The plan for an open checkpoint file, whatever the output's format."""
+def plan_of(found: Checkpoint, request: Request, *, beside: Path | None = None) -> Plan:
+    """The plan for an open checkpoint file, whatever the output's format.
+
+    ``beside``: where the file would be if it was here, with its config.
+    """
     path = found.file.path
     require_tensors(found)
-    config, notes = config_beside(path)
+    config, notes = config_beside(beside or path)
     made = make_plan(
         found.infos,
         {**found.metadata},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FP32
-from .hub.convert import fetched_files
+from .hub.convert import fetched_file, fetched_files
 from .hub.refs import parse_ref
 from .paths import is_directory
 from .repo.models import open_models
@@ -31,8 +31,9 @@ def opened(
     are the user's choice.
     """
     ref = None if is_directory(source) else parse_ref(source)
-    if ref is None and not is_directory(source):
-        with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
+    if not is_directory(source) and (ref is None or ref.file is not None):
+        path = source if ref is None else fetched_file(ref)
+        with open_checkpoint(path, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
             yield {"": found}
         return
     request = Request(policy=Policy(FP32), weights=weights, select=select, strip_wrappers=strip_wrappers)

@@ -18,23 +18,23 @@ from .failures import scrubbed, translated
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["client", "history", "quiet", "scrubbed", "translated"]
+__all__ = ["LIBRARY", "client", "history", "quiet", "scrubbed", "translated"]
 
-_LIBRARY = "precconv"
+LIBRARY = "precconv"
 
 
 def client(*, token: str | bool | None = None) -> HfApi:
     """A client that says who it is; ``token`` as the client takes it: None for the user's own, False for none."""
     from huggingface_hub import HfApi
 
-    return HfApi(token=token, library_name=_LIBRARY, library_version=__version__)
+    return HfApi(token=token, library_name=LIBRARY, library_version=__version__)
 
 
 def history(api: HfApi, repo: str, revision: str) -> Iterator[dict[str, Any]]:
     """A revision's commits, the newest first, page by page: ``list_repo_commits`` always fetches all of them."""
     from huggingface_hub.utils import build_hf_headers, paginate  # type: ignore[attr-defined]
 
-    headers = build_hf_headers(token=api.token, library_name=_LIBRARY, library_version=__version__)
+    headers = build_hf_headers(token=api.token, library_name=LIBRARY, library_version=__version__)
     url = f"{api.endpoint}/api/models/{repo}/commits/{quote(revision, safe='')}"
     return iter(paginate(url, params={}, headers=headers))
 

@@ -5,56 +5,103 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
+from ..checkpoint import open_checkpoint
 from ..convert import convert_file
-from ..errors import HubError, UsageError
+from ..errors import HubError, InputError, OutputError, UsageError
 from ..fileio import InputFile, SourceFile
-from ..inspection import Inspection
+from ..formats import Format
+from ..inspection import Inspection, inspect_file
+from ..outputs import output_format, output_path
+from ..paths import free_bytes, is_taken
 from ..plan import Plan
-from ..repo.convert import Runner, Sink, convert_files, convert_to_file, plan_files
+from ..repo.convert import Needs, Runner, Sink, convert_files, convert_to_file, needs, plan_files
 from ..repo.inspection import inspect_files
-from ..repo.models import CONFIG, open_models
-from ..repo.places import directory_output, single_output
-from ..repo.plans import plan_models
+from ..repo.models import CONFIG
+from ..repo.places import directory_output, require_replaceable, single_output
 from ..repo.source import Files, local_files
-from ..repo.stage import home_of, put_back
-from ..report import Report
-from ..request import Request, StrPath
+from ..repo.stage import home_of, put_back, staged
+from ..report import Report, check_report_path
+from ..request import Request, StrPath, plan_for, plan_of
 from ..runs import ProgressCallback
 from ..weights import Weights
-from .push import Push, already, pushing
+from .failures import OFFLINE, OFFLINE_HINT
+from .push import HubSink, Push, already, pushing
 from .refs import Ref
-from .source import HubFile, HubRepo, fetch, fetched, find, remote_files
-from .spread import runner
+from .source import (
+    HubFile,
+    HubRepo,
+    cache_directory,
+    fetch,
+    fetched,
+    find,
+    is_cached,
+    is_offline,
+    opened_at,
+    remote_files,
+)
+from .spread import runner as engine_runner
 
-__all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo", "push_directory"]
+__all__ = [
+    "convert_found",
+    "convert_repo",
+    "fetched_file",
+    "fetched_files",
+    "inspect_repo",
+    "plan_repo",
+    "push_directory",
+]
 
 
 def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
-    """What is in a model on the Hub; no weights are downloaded."""
-    return inspect_files(remote_files(_asked_for(ref)), weights=weights, select=select)
+    """What is in a model on the Hub, or in one of its files; no weights are downloaded."""
+    repo = find(ref)
+    if ref.file is None:
+        with _whole(repo):
+            return inspect_files(remote_files(repo), weights=weights, select=select)
+    found = inspect_file(opened_at(repo, _there(ref, repo)), weights=weights, select=select)
+    return replace(found, path=str(Ref(repo.id, repo.commit, ref.file)))
 
 
 def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
-    return plan_files(remote_files(_asked_for(ref)), output, request)
-
-
-def _asked_for(ref: Ref) -> HubRepo:
-    """The repo at its commit; of a reference to a file, that file and the config beside it alone."""
     repo = find(ref)
     if ref.file is None:
-        return repo
+        with _whole(repo):
+            return plan_files(remote_files(repo), output, request)
+    return _plan_one(repo, _there(ref, repo), output, request)[0]
+
+
+@contextmanager
+def _whole(repo: HubRepo) -> Iterator[None]:
+    """Offline, what a model lacks need not be the model's fault: it may just not be in the cache."""
+    try:
+        yield
+    except InputError as e:
+        if not is_offline():
+            raise
+        message = f"is not whole in the cache, and the client is offline: {e.message}"
+        raise HubError(message, kind="offline", path=repo.id, hint=OFFLINE_HINT) from e
+
+
+def _needs(repo: HubRepo, final: Path, request: Request, *, one: bool = False) -> Needs:
+    with _whole(repo):
+        return needs(remote_files(repo), final, request, one=one)
+
+
+def _there(ref: Ref, repo: HubRepo) -> str:
+    """The file that a reference names; raises HubError where the repo has none of this name."""
+    assert ref.file is not None
     if ref.file not in repo.sizes:
+        if is_offline():
+            raise HubError(OFFLINE, kind="offline", path=str(ref), hint=OFFLINE_HINT)
         hint = f"precconv inspect {repo.id} lists what is there"
         raise HubError("there is no such file", kind="file", path=str(ref), hint=hint)
-    beside = str(PurePosixPath(ref.file).parent / CONFIG)
-    names = [name for name in (ref.file, beside) if name in repo.sizes]
-    return replace(repo, sizes={name: repo.sizes[name] for name in names})
+    return ref.file
 
 
 def convert_repo(
@@ -68,27 +115,28 @@ def convert_repo(
 
     With ``push`` it is published on the Hub, and kept here only where an ``output`` is named.
     """
-    repo = _asked_for(ref)
-    if push is None:
-        if ref.file is not None:
-            return _convert_one(repo, ref.file, output, request, progress)
-        return convert_found(repo, output, request, progress)
+    if push is not None:
+        _check_push(push, output, request, source=ref)
+    repo = find(ref)
     if ref.file is not None:
-        raise UsageError("--push publishes whole models", path=str(ref), hint="leave the file's name out")
-    if output is not None and (push.low_disk or push.engine is not None):
-        hint = "leave out -o: the model is on the Hub then"
-        raise UsageError("--low-disk and --engine keep nothing here", path=os.fspath(output), hint=hint)
-    files = remote_files(repo)
+        return _convert_one(repo, _there(ref, repo), output, request, progress)
+    if push is None:
+        return convert_found(repo, output, request, progress)
+    keeps, files, place = output is not None, remote_files(repo), output or _stage_name(push)
+    final = _final(repo, place, request)
+    needed = _needs(repo, final, request)  # a repo is made on the Hub only for what can be converted
     with pushing(push.target, files, request, at_once=push.low_disk) as sink:
-        if sink.already is not None:
+        if sink.already is not None and not (keeps and not is_taken(final)):
+            _tidy(final)
             return already(sink, files, plan_files(files, output, request), request)
+        to = sink if sink.already is None else None  # what is published, but not here, is made here
         make = None
-        if push.engine is not None:
-            make = runner(repo, sink, push.engine, workers=push.workers, address=push.address)
-        return convert_found(
-            repo, output or _stage_name(push), request, progress, sink, keeps=output is not None,
-            low_disk=push.low_disk, runner=make,
-        )  # fmt: skip
+        if push.engine is not None and to is not None:
+            make = engine_runner(repo, to, push.engine, workers=push.workers, address=push.address)
+        done = convert_found(
+            repo, place, request, progress, to, keeps=keeps, low_disk=push.low_disk, needed=needed, runner=make
+        )
+        return _with_published(done, sink)
 
 
 def _stage_name(push: Push) -> str:
@@ -96,20 +144,59 @@ def _stage_name(push: Push) -> str:
     return "@".join(filter(None, (push.target.repo, push.target.branch))).replace("/", "--")
 
 
+def _check_push(push: Push, output: StrPath | None, request: Request, *, source: StrPath | Ref) -> None:
+    """Raises UsageError for what contradicts publishing."""
+    path = str(source) if isinstance(source, Ref) else source
+    if isinstance(source, Ref) and source.file is not None:
+        raise UsageError("--push publishes whole models", path=path, hint="leave the file's name out")
+    if single_output(output) is not None:
+        raise UsageError("--push publishes a model's directory, -o names a file", path=path, hint="give a directory")
+    what = "--low-disk" if push.low_disk else "--engine" if push.engine is not None else None
+    if what is None:
+        return
+    if not isinstance(source, Ref):
+        raise UsageError(f"{what} is for models on the Hub", path=path, hint="leave it out")
+    if output is not None:
+        raise UsageError(f"{what} keeps nothing here, -o does", path=path, hint="leave one of them out")
+    if request.shard_size is not None:
+        hint = "leave one of them out"
+        raise UsageError(f"{what} writes the source's shards, --shard-size others", path=path, hint=hint)
+
+
+def _with_published(done: Report, sink: HubSink) -> Report:
+    return done if sink.already is None else replace(done, published=asdict(sink.already))
+
+
 def push_directory(
     source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None, push: Push
 ) -> Report:
     """Convert a local model and publish it; it is kept here only where an ``output`` is named."""
-    if push.low_disk or push.engine is not None:
-        what = "--low-disk is" if push.low_disk else "--engine and --address are"
-        raise UsageError(f"{what} for models on the Hub", path=source, hint="leave it out")
-    final = directory_output(Path(source), request.policy.target, output or _stage_name(push))
+    _check_push(push, output, request, source=source)
+    final, keeps = (
+        directory_output(Path(source), request.policy.target, output or _stage_name(push)),
+        output is not None,
+    )
     put_back(final)
     files = local_files(Path(source), skip=(final, home_of(final)))
+    needs(files, final, request)
     with pushing(push.target, files, request, at_once=False) as sink:
-        if sink.already is not None:
+        if sink.already is not None and not (keeps and not is_taken(final)):
+            _tidy(final)
             return already(sink, files, plan_files(files, output, request), request)
-        return convert_files(files, final, request, progress, sink, keeps=output is not None)
+        to = sink if sink.already is None else None
+        return _with_published(convert_files(files, final, request, progress, to, keeps=keeps), sink)
+
+
+def _tidy(final: Path) -> None:
+    """Remove what a run left that was killed between its commit and its end; no other would."""
+    put_back(final)
+    if is_taken(home_of(final)):
+        with suppress(OutputError), staged(final, "", durable=False):  # another run may be at it
+            pass
+
+
+def _final(repo: HubRepo, output: StrPath | None, request: Request) -> Path:
+    return single_output(output) or directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output)
 
 
 def convert_found(
@@ -121,49 +208,59 @@ def convert_found(
     *,
     keeps: bool = True,
     low_disk: bool = False,
+    needed: Needs | None = None,
     runner: Runner | None = None,
 ) -> Report:
     """Convert a repo at its commit.
 
     What the plan, the rules or the output's place have against it is said before anything large is fetched.
-    ``sink``, ``keeps``, ``runner``: as in ``convert_files``.  ``low_disk``: weights are fetched one by one.
+    ``sink``, ``keeps``: as in ``convert_files``.  ``low_disk``: weights are fetched one at a time, and removed.
+    ``needed``: what ``needs`` has said, where it was asked already.  ``runner``: as in ``convert_files``.
     """
-    one = single_output(output)
-    final = directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output) if one is None else one
-    by_shard = low_disk or runner is not None
-    if by_shard and (one is not None or request.shard_size is not None):
-        what = "--low-disk" if low_disk else "--engine"
-        hint = f"leave out {what}, or write the same shards"
-        raise UsageError(f"{what} converts a shard at a time, this output needs all of them", hint=hint)
+    final, one = _final(repo, output, request), single_output(output) is not None
     put_back(final)
-    weights, others = _needed(repo, request)
-    sizes = [sum(repo.sizes[name] for name in names) for names in (weights, others)]
-    shown = _Phases(progress, sizes[1] if by_shard else sum(sizes), sizes[0])
-    root = fetch(repo, others if by_shard else [*others, *weights], shown.fetching)
-    files = _files(repo, root, weights if by_shard else (), home_of(final))
-    if one is not None:
+    if needed is None:
+        needed = _needs(repo, final, request, one=one)
+    if keeps and not one:
+        require_replaceable(final, needed.names, force=request.force)
+    by_shard = low_disk or runner is not None
+    near = () if by_shard else needed.weights
+    _require_room(repo, [*needed.others, *near], final, 0 if by_shard else needed.nbytes)
+    sizes = [sum(repo.sizes[name] for name in names) for names in (needed.weights, needed.others, near)]
+    shown = _Phases(progress, sizes[1] + sizes[2], sizes[0])
+    root = fetch(repo, [*needed.others, *near], shown.fetching)
+    files = _files(repo, root, needed.weights if by_shard else (), home_of(final))
+    if one:
         return convert_to_file(files, final, request, shown.converting)
     return convert_files(files, final, request, shown.converting, sink, keeps=keeps, runner=runner)
 
 
+def _require_room(repo: HubRepo, names: Sequence[str], final: Path, nbytes: int) -> None:
+    """Raises OutputError where the cache's disk has no room for what is fetched, or the output's for it as well."""
+    missing = sum(repo.sizes[name] for name in names if not is_cached(repo, name))
+    done = sum(p.stat().st_size for p in home_of(final).rglob("*") if p.is_file())  # an earlier run's, to go on with
+    made, cache = max(0, nbytes - done), cache_directory()
+    if cache.stat().st_dev == final.parent.stat().st_dev:
+        made += missing
+    for where, needed in ((cache, missing), (final.parent, made)):
+        if needed > (free := free_bytes(where)):
+            hint = "make room, or have it on another disk: HF_HOME for the cache, -o for the output"
+            message = f"{repo.id} needs {needed} bytes here, the disk has {free} free"
+            raise OutputError(message, path=where.absolute(), hint=f"{hint}; --push with --low-disk needs far less")
+
+
+def fetched_file(ref: Ref) -> Path:
+    """One file of a model, in the client's cache with the config beside it."""
+    repo = find(ref)
+    name = _there(ref, repo)
+    return fetch(repo, _with_config(repo, name)) / name
+
+
 def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None = None) -> Files:
     """A model's files in the client's cache."""
-    repo = _asked_for(ref)
-    weights, others = _needed(repo, request)
-    return _files(repo, fetch(repo, [*others, *weights], progress), (), Path())
-
-
-def _needed(repo: HubRepo, request: Request) -> tuple[list[str], list[str]]:
-    """The weights that are converted, and what else is part of the model.
-
-    All that can be decided is, from headers, so that nobody waits hours for a refusal.
-    """
-    with open_models(remote_files(repo), request) as models, collector_paused():
-        plan_models(models, request)
-        sets = [m.set for m in models.models]
-    weights = [name for s in sets for name in s.files]
-    indexes = [s.index for s in sets if s.index is not None]
-    return weights, [*models.survey.others, *indexes]
+    repo = find(ref)
+    needed = _needs(repo, Path(), request)
+    return _files(repo, fetch(repo, [*needed.others, *needed.weights], progress), (), Path())
 
 
 def _files(repo: HubRepo, root: Path, remote: Sequence[str], home: Path) -> Files:
@@ -187,13 +284,43 @@ def _files(repo: HubRepo, root: Path, remote: Sequence[str], home: Path) -> File
     )
 
 
+# One file
+
+
+def _with_config(repo: HubRepo, name: str) -> list[str]:
+    beside = os.fspath(PurePosixPath(name).parent / CONFIG)
+    return [path for path in (name, beside) if path in repo.sizes]
+
+
+def _plan_one(repo: HubRepo, name: str, output: StrPath | None, request: Request) -> tuple[Plan, Format]:
+    """The plan, and the format that the file has now."""
+    config = _with_config(repo, name)[1:]
+    beside = fetch(repo, config) / name if config else Path(repo.commit, name)
+    file, wrappers = opened_at(repo, name), request.strip_wrappers
+    with (
+        collector_paused(),
+        open_checkpoint(file, weights=request.weights, select=request.select, strip_wrappers=wrappers) as found,
+    ):
+        fmt = output_format(found.format, None if output is None else Path(output), choice=request.format)
+        return plan_for(plan_of(found, request, beside=beside), found, fmt, request), found.format
+
+
 def _convert_one(
     repo: HubRepo, name: str, output: StrPath | None, request: Request, progress: ProgressCallback | None
 ) -> Report:
     """One file of a repo, by default to the working directory."""
-    shown = _Phases(progress, sum(repo.sizes.values()), repo.sizes[name])
-    root = fetch(repo, list(repo.sizes), shown.fetching)
-    done = convert_file(root / name, "." if output is None else output, request, shown.converting)
+    place = "." if output is None else output
+    made, fmt = _plan_one(repo, name, place, request)
+    final, _ = output_path(
+        Path(repo.id, name), fmt, request.policy.target, place, choice=request.format, force=request.force
+    )
+    if request.report is not None:
+        check_report_path(request.report, [final])
+    names = _with_config(repo, name)
+    _require_room(repo, names, final, sum(i.nbytes for i in made.items))
+    shown = _Phases(progress, sum(repo.sizes[n] for n in names), repo.sizes[name])
+    root = fetch(repo, names, shown.fetching)
+    done = convert_file(root / name, place, request, shown.converting)
     return replace(done, source=str(Ref(repo.id, repo.commit, name)))
 
 

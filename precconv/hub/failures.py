@@ -19,7 +19,10 @@ from typing import Any
 
 from ..errors import HubError, HubKind
 
-__all__ = ["hub_error", "scrubbed", "translated"]
+__all__ = ["OFFLINE", "OFFLINE_HINT", "hub_error", "scrubbed", "translated"]
+
+OFFLINE = "is not in the cache, and the client is offline"
+OFFLINE_HINT = "fetch it once with a connection, or unset HF_HUB_OFFLINE"
 
 _HTTP = ("httpx", "httpx2", "requests")  # the client's, by its version: 1.x, 2.x, 0.x
 #: Of the client's errors those that are no OSError or ValueError in every version.
@@ -122,11 +125,7 @@ def _said(error: BaseException, about: _About) -> _Said | None:
     if _is_a(error, "HfHubHTTPError"):
         return _answered(error, about)
     if _is_a(error, "OfflineModeIsEnabled"):
-        return _Said(
-            "offline",
-            "is not in the cache, and the client is offline",
-            "fetch it once with a connection, or unset HF_HUB_OFFLINE",
-        )
+        return _Said("offline", OFFLINE, OFFLINE_HINT)
     if _is_a(error, "LocalTokenNotFoundError"):
         return _wants_token(about)
     if _is_a(error, "HFValidationError"):

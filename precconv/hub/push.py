@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from ..paths import reason
 from ..plan import Plan
+from ..repo.names import parse_index, parse_weight
 from ..repo.source import Files
 from ..report import Report, check_report_path
 from ..request import Request
@@ -43,6 +44,7 @@ class HubSink:
 
     def __init__(self, to: Publisher, source: str | None, request: Request, pool: ThreadPoolExecutor | None) -> None:
         self.already = to.already
+        self._is_beside = source == to.target.repo and request.variant is not None
         self._to, self._source, self._request, self._pool = to, source, request, pool
         self._sent: list[Future[CommitOperationAdd]] = []
 
@@ -54,6 +56,8 @@ class HubSink:
         for sent in self._sent:
             if sent.done():
                 sent.result()
+        if self._is_beside and not _is_weights(name):  # the config and the card there are about the source
+            return
         if self._pool is None:
             self.sent(self._to.upload(path, name))
         else:
@@ -85,10 +89,23 @@ def pushing(target: Target, files: Files, request: Request, *, at_once: bool) ->
     source, state = files.repo or files.root.resolve().name, files.commit or _state(files)
     key = publication_key(source, state, request.repo_options())
     with quiet(), ThreadPoolExecutor(UPLOADS) as pool, publisher(target, key) as to:
+        _check_place(to.target, files, request)
         try:
             yield HubSink(to, files.repo, request, None if at_once else pool)
         finally:  # waited for when the publisher has ended what waits for the Hub
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_place(target: Target, files: Files, request: Request) -> None:
+    """Raises UsageError for a publication in place of what it is made from."""
+    if target.repo == files.repo and not (target.pr or request.variant or target.branch not in (None, "main")):
+        hint = "publish beside it with --variant, or with --branch or --pr, or push to another repo"
+        raise UsageError("is the source, whose weights would be replaced", path=target.repo, hint=hint)
+
+
+def _is_weights(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    return parse_weight(last) is not None or parse_index(last) is not None
 
 
 def _state(files: Files) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from ..errors import (
     VerificationError,
 )
 from ..fileio import part_file
+from ..formats import Format
 from ..formats.sharded import JoinedFile
 from ..outputs import output_format, output_path
 from ..paths import same_file
@@ -44,7 +45,17 @@ from .reports import Job, findings, plan_of_all, report
 from .source import Files, local_files
 from .stage import Stage, home_of, put_back, staged
 
-__all__ = ["Made", "Runner", "Sink", "convert_directory", "convert_files", "plan_directory", "plan_files"]
+__all__ = [
+    "Made",
+    "Needs",
+    "Runner",
+    "Sink",
+    "convert_directory",
+    "convert_files",
+    "needs",
+    "plan_directory",
+    "plan_files",
+]
 
 
 #: One output: whose it is, what goes into it, and how it is laid out.
@@ -81,6 +92,37 @@ def plan_files(files: Files, output: StrPath | None, request: Request) -> Plan:
         return plan_of_all(models, plan_models(models, request), request)
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a conversion reads of a model, relative paths, and the bytes of tensors that it writes."""
+
+    weights: tuple[str, ...]
+    others: tuple[str, ...]
+    nbytes: int
+    names: frozenset[str] = frozenset()  #: of the output's files, where it is a directory
+
+
+def needs(files: Files, final: Path, request: Request, *, one: bool = False) -> Needs:
+    """What ``convert_files`` will need, or ``convert_to_file`` where the output is ``one`` file.
+
+    Raises what headers and the request have against it: nobody waits hours for that.
+    """
+    with open_models(files, request) as models, collector_paused():
+        if one:
+            made, plan = _as_one(models, replace(request, shared=request.shared or "clone"), final)
+            _check_report(models, final, request)
+            _place(models, plan, final, request)
+            names, nbytes = [], sum(i.nbytes for i in made.items)
+        else:
+            plans = plan_models(models, request)
+            names, nbytes = output_names(models, plans), sum(i.nbytes for p in plans for i in p.plan.items)
+            _check_output(models, names, final, request)
+        sets = [m.set for m in models.models]
+        indexes = [s.index for s in sets if s.index is not None]
+        others = (*models.survey.others, *indexes)
+        return Needs(tuple(path for s in sets for path in s.files), others, nbytes, frozenset(names))
+
+
 def convert_directory(
     source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
 ) -> Report:
@@ -115,10 +157,9 @@ def convert_files(
         started = time.perf_counter()
         plans = plan_models(models, request)
         names = output_names(models, plans)
-        check_collisions(names, root=os.fspath(files.root))
+        _check_output(models, names, final, request)
         if keeps:
             require_replaceable(final, set(names), force=request.force)
-        _check_report(models, final, request)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
             job = Job(models, plans, request, final, tasks, started)
@@ -128,6 +169,12 @@ def convert_files(
                 if request.report is not None and e.report is not None:
                     e.report.write(request.report)
                 raise
+
+
+def _check_output(models: Models, names: Sequence[str], final: Path, request: Request) -> None:
+    """Refuse files of an output that are in each other's way, and a report that is."""
+    check_collisions(names, root=os.fspath(models.root))
+    _check_report(models, final, request)
 
 
 def _check_report(models: Models, final: Path, request: Request) -> None:
@@ -324,7 +371,9 @@ def convert_to_file(files: Files, final: Path, request: Request, progress: Progr
             if same_file(root / path, final):
                 raise OutputError("is part of the input", path=final, hint="give another name with -o")
         _check_report(models, final, request)
-        place = output_path(
-            root, whole.format, request.policy.target, final, choice=request.format, force=request.force
-        )
-        return convert_checkpoint(whole, made, *place, plan.request, progress)
+        return convert_checkpoint(whole, made, *_place(models, plan, final, request), plan.request, progress)
+
+
+def _place(models: Models, plan: ModelPlan, final: Path, request: Request) -> tuple[Path, Format]:
+    source_format, to = plan.model.whole.format, request.policy.target
+    return output_path(models.root, source_format, to, final, choice=request.format, force=request.force)

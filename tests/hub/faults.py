@@ -22,6 +22,7 @@ class Effect:
     wait: float = 0.0
     outage: float = 0.0
     applied: bool = True
+    then: Callable[[], object] | None = None
     answer: Refused | None = None
     silent: bool = False
     cut: int | None = None
@@ -65,6 +66,11 @@ def outage(seconds: float) -> Effect:
 def before(action: Callable[[], object]) -> Effect:
     """Let something else happen first: somebody's commit, a rename."""
     return Effect(first=action)
+
+
+def after(action: Callable[[], object]) -> Effect:
+    """Let something else happen when it is done and not yet answered: the client is killed."""
+    return Effect(then=action, silent=True)
 
 
 @dataclass(slots=True)

@@ -185,6 +185,8 @@ class HubServer:
 
     def _faulty(self, effect: Effect, request: Request) -> Response | Cut:
         response = _TABLE.answer(self.site, request) if effect.applied else None
+        if effect.then is not None:
+            effect.then()
         if effect.silent:
             return Cut()
         if effect.answer is not None:
