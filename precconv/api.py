@@ -169,6 +169,13 @@ def convert(
     wanted = None if push is None else Push(Target(push, branch, private, pr), low_disk, engine, address, workers)
     if wanted is None:
         _need_push(private=private, branch=branch, pr=pr, low_disk=low_disk, engine=engine, address=address)
+    return _convert(source, output, request, progress, wanted)
+
+
+def _convert(
+    source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None, wanted: Push | None
+) -> Report:
+    """By what the source is."""
     if is_directory(source):
         if wanted is not None:
             return push_directory(source, output, request, progress, wanted)
