@@ -191,6 +191,36 @@ def test_a_foreign_file_in_the_output_is_never_replaced(root: Path, name: str) -
     assert tree(root.parent) == before
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_somebody_puts_there_during_the_conversion_is_not_replaced(root: Path, force: bool) -> None:
+    out = root.with_name("m-bf16")
+
+    def meanwhile(_done: int, _total: int) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "notes.txt").write_text("mine")
+
+    what = "holds 'notes.txt', which is not part of the output" if force else "exists"
+    with pytest.raises(precconv.OutputError, match=f"m-bf16: {what}") as caught:
+        precconv.convert(root, to="bf16", force=force, progress=meanwhile)
+    assert "goes on from there" in str(caught.value.hint)
+    assert files(out) == {"notes.txt": b"mine"}
+    (out / "notes.txt").unlink()
+    precconv.convert(root, to="bf16")
+    assert is_model(out)
+    assert stages(root.parent) == []
+
+
+def test_a_file_that_gets_the_outputs_name_during_the_conversion_is_not_replaced(root: Path) -> None:
+    out = root.with_name("m-bf16")
+
+    def meanwhile(_done: int, _total: int) -> None:
+        out.write_text("mine")
+
+    with pytest.raises(precconv.OutputError, match="m-bf16: cannot be read: not a directory"):
+        precconv.convert(root, to="bf16", force=True, progress=meanwhile)
+    assert out.read_text() == "mine"
+
+
 @posix
 def test_what_a_link_in_a_replaced_output_leads_to_is_left_alone(root: Path) -> None:
     out, theirs = root.with_name("m-bf16"), root.with_name("theirs.safetensors")

@@ -50,17 +50,17 @@ def _beside(root: Path, to: DType) -> Path:
     return base.with_name(f"{stem}-{to}")
 
 
-def require_replaceable(final: Path, names: Collection[str], *, force: bool) -> None:
+def require_replaceable(final: Path, names: Collection[str], *, force: bool, at: Path | None = None) -> None:
     """Raises OutputError when something is in the way: with ``force``, anything but an older form of this output.
 
-    ``names``: the files of the output, relative.  Weight files and their indexes may go too, as they must: what an
-    older run left of them would be loaded with the new ones.
+    ``names``: the files of the output, relative.  ``at``: where what has the name ``final`` lies meanwhile.
     """
-    if not is_taken(final):
+    at = at or final
+    if not is_taken(at):
         return
     try:
-        is_empty = not any(final.iterdir())
-        there = [p for p in final.rglob("*") if p.is_symlink() or not p.is_dir()]
+        is_empty = not any(at.iterdir())
+        there = [p for p in at.rglob("*") if p.is_symlink() or not p.is_dir()]
     except OSError as e:
         raise OutputError(f"cannot be read: {reason(e)}", path=final) from e
     if is_empty:
@@ -68,7 +68,7 @@ def require_replaceable(final: Path, names: Collection[str], *, force: bool) -> 
     if not force:
         raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
     for path in there:
-        name = path.relative_to(final).as_posix()
+        name = path.relative_to(at).as_posix()
         if name not in names and parse_weight(path.name) is None and parse_index(path.name) is None:
             hint = "move it away, or give another name with -o"
             raise OutputError(f"holds {name!r}, which is not part of the output", path=final, hint=hint)
