@@ -170,13 +170,17 @@ def test_an_older_output_is_replaced_with_all_its_shards(root: Path) -> None:
     precconv.convert(root, to="bf16", shard_size=50)
     out = root.with_name("m-bf16")
     assert len(files(out)) > 4
-    (out / "pytorch_model.bin").write_bytes(b"stale, and loaded by nobody")
+    for name in ("pytorch_model.bin", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"):
+        (out / name).write_bytes(b"stale, and loaded by nobody")
     precconv.convert(root, to="bf16", force=True)
     assert is_model(out)
     assert stages(root.parent) == []
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "sub/notes.txt", ".git/HEAD", "link"])
+@pytest.mark.parametrize("name", [
+    "notes.txt", "sub/notes.txt", ".git/HEAD", "link", "sdxl.safetensors", "llama.pt", "unet/model.safetensors",
+    "llama-00001-of-00002.safetensors", "llama.safetensors.index.json", "model.pt/x.bin",
+])  # fmt: skip
 def test_a_foreign_file_in_the_output_is_never_replaced(root: Path, name: str) -> None:
     out = root.with_name("m-bf16")
     precconv.convert(root, to="bf16")
