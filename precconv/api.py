@@ -127,8 +127,8 @@ def convert(
     source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint; of a
     model on the Hub the same, by default in the working directory.
     ``format``: the output's, where its name does not say it: the source's, ``safetensors`` or ``pt``.
-    ``force``: replace an existing output; a directory only where all in it are weights, or files that the output has
-    too.  The source itself is refused in any case.
+    ``force``: replace an existing output; a directory only where all in it are files that the output has too, or
+    other forms of its weights.  The source itself is refused in any case.
     ``weights``, ``select``: which weights of a training checkpoint, or those at a key path.
     ``strip_wrappers``: take wrapper modules (``module.``, ``_orig_mod.``) out of the names.
     ``shared``: tied tensors in safetensors: each gets the data (``clone``, for files), or one does and the

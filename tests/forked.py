@@ -148,7 +148,7 @@ def observe(step: Callable[[str], None]) -> None:
     wrap(stage, "sync_directory", lambda path: f"sync {path.name}/", None)
     wrap(stage.Stage, "record", None, lambda _, name, *__: f"recorded {name}")
     wrap(stage.Stage, "copy", lambda _, __, name: f"copy {name}", lambda _, __, name: f"copied {name}")
-    wrap(stage.Stage, "publish", lambda _: "publish", lambda _: "published")
+    wrap(stage.Stage, "publish", lambda *_: "publish", lambda *_: "published")
     wrap(Path, "rename", lambda path, _: f"rename {path.name}", lambda path, _: f"renamed {path.name}")
     wrap(shutil, "rmtree", lambda path, *_: f"remove {Path(path).name}", None)
 

@@ -170,13 +170,17 @@ def test_an_older_output_is_replaced_with_all_its_shards(root: Path) -> None:
     precconv.convert(root, to="bf16", shard_size=50)
     out = root.with_name("m-bf16")
     assert len(files(out)) > 4
-    (out / "pytorch_model.bin").write_bytes(b"stale, and loaded by nobody")
+    for name in ("pytorch_model.bin", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"):
+        (out / name).write_bytes(b"stale, and loaded by nobody")
     precconv.convert(root, to="bf16", force=True)
     assert is_model(out)
     assert stages(root.parent) == []
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "sub/notes.txt", ".git/HEAD", "link"])
+@pytest.mark.parametrize("name", [
+    "notes.txt", "sub/notes.txt", ".git/HEAD", "link", "sdxl.safetensors", "llama.pt", "unet/model.safetensors",
+    "llama-00001-of-00002.safetensors", "llama.safetensors.index.json", "model.pt/x.bin",
+])  # fmt: skip
 def test_a_foreign_file_in_the_output_is_never_replaced(root: Path, name: str) -> None:
     out = root.with_name("m-bf16")
     precconv.convert(root, to="bf16")
@@ -189,6 +193,36 @@ def test_a_foreign_file_in_the_output_is_never_replaced(root: Path, name: str) -
     with pytest.raises(precconv.OutputError, match=f"holds '{name}', which is not part of the output"):
         precconv.convert(root, to="fp16", output=out, force=True)
     assert tree(root.parent) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_somebody_puts_there_during_the_conversion_is_not_replaced(root: Path, force: bool) -> None:
+    out = root.with_name("m-bf16")
+
+    def meanwhile(_done: int, _total: int) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "notes.txt").write_text("mine")
+
+    what = "holds 'notes.txt', which is not part of the output" if force else "exists"
+    with pytest.raises(precconv.OutputError, match=f"m-bf16: {what}") as caught:
+        precconv.convert(root, to="bf16", force=force, progress=meanwhile)
+    assert "goes on from there" in str(caught.value.hint)
+    assert files(out) == {"notes.txt": b"mine"}
+    (out / "notes.txt").unlink()
+    precconv.convert(root, to="bf16")
+    assert is_model(out)
+    assert stages(root.parent) == []
+
+
+def test_a_file_that_gets_the_outputs_name_during_the_conversion_is_not_replaced(root: Path) -> None:
+    out = root.with_name("m-bf16")
+
+    def meanwhile(_done: int, _total: int) -> None:
+        out.write_text("mine")
+
+    with pytest.raises(precconv.OutputError, match="m-bf16: cannot be read: not a directory"):
+        precconv.convert(root, to="bf16", force=True, progress=meanwhile)
+    assert out.read_text() == "mine"
 
 
 @posix

@@ -130,6 +130,28 @@ def test_an_output_that_is_being_replaced_is_old_or_new_after_a_run_was_killed_a
     assert between >= 1
 
 
+def test_an_output_that_is_being_replaced_is_never_away_after_an_interruption(run: Runner, root: Path) -> None:
+    precconv.convert(root, to="bf16", output=root.with_name("clean"))
+    new = files(root.with_name("clean"))
+    write_checkpoint(root.with_name("model.safetensors"), {"w": weight(1)})
+    out(root).mkdir()
+    shutil.copy(root.with_name("model.safetensors"), out(root))
+    before = files(out(root))
+    whole = run(*arguments(root, "--force"))
+    kept = 0
+    for at in range(step(whole, "publish"), step(whole, "renamed files")):
+        shutil.rmtree(out(root))
+        out(root).mkdir()
+        shutil.copy(root.with_name("model.safetensors"), out(root))
+        ended = run(*arguments(root, "--force"), at=at, by=signal.SIGINT)
+        assert ended.code == 130
+        assert files(out(root)) in (before, new)
+        kept += files(out(root)) == before
+        for left in stages(root.parent):
+            shutil.rmtree(left)
+    assert kept >= 2
+
+
 def test_a_real_process_killed_from_outside_is_gone_on_with(tmp_path: Path) -> None:
     root = tmp_path / "m"
     sharded(root, [{"a": torch.ones(8)}, {"b": torch.ones(1)}])

@@ -159,10 +159,10 @@ def convert_files(
         names = output_names(models, plans)
         _check_output(models, names, final, request)
         if keeps:
-            require_replaceable(final, set(names), force=request.force)
+            require_replaceable(final, frozenset(names), force=request.force)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
-            job = Job(models, plans, request, final, tasks, started)
+            job = Job(models, plans, request, final, tasks, started, frozenset(names))
             try:
                 return _convert(job, stage, progress, sink, keeps=keeps, runner=runner)
             except (NumericError, VerificationError) as e:
@@ -243,7 +243,7 @@ def _done(
     stage.only({f.path for f in files if f.action != "left out"})
     with done.staged(job.request.report) if job.request.report else nullcontext():
         if keeps:
-            stage.publish()
+            stage.publish(lambda at: require_replaceable(job.final, job.names, force=job.request.force, at=at))
     return done
 
 

@@ -10,7 +10,7 @@ from ..dtypes import CASTABLE, DType
 from ..errors import OutputError
 from ..formats import format_for_suffix
 from ..paths import is_directory, is_taken, reason, same_file
-from .names import parse_index, parse_weight
+from .names import family, parse_index, parse_weight
 
 __all__ = ["directory_output", "require_replaceable", "single_output"]
 
@@ -50,25 +50,37 @@ def _beside(root: Path, to: DType) -> Path:
     return base.with_name(f"{stem}-{to}")
 
 
-def require_replaceable(final: Path, names: Collection[str], *, force: bool) -> None:
+def require_replaceable(final: Path, names: Collection[str], *, force: bool, at: Path | None = None) -> None:
     """Raises OutputError when something is in the way: with ``force``, anything but an older form of this output.
 
-    ``names``: the files of the output, relative.  Weight files and their indexes may go too, as they must: what an
-    older run left of them would be loaded with the new ones.
+    ``names``: the files of the output, relative.  ``at``: where what has the name ``final`` lies meanwhile.  Other
+    forms of its weights go too, as they must: what an older run left of them would be loaded with the new ones.
     """
-    if not is_taken(final):
+    at = at or final
+    if not is_taken(at):
         return
     try:
-        is_empty = not any(final.iterdir())
-        there = [p for p in final.rglob("*") if p.is_symlink() or not p.is_dir()]
+        is_empty = not any(at.iterdir())
+        there = [p for p in at.rglob("*") if p.is_symlink() or not p.is_dir()]
     except OSError as e:
         raise OutputError(f"cannot be read: {reason(e)}", path=final) from e
     if is_empty:
         return
     if not force:
         raise OutputError("exists", path=final, hint="replace it with --force, or give another name with -o")
+    models = {_model(name) for name in names} - {None}
     for path in there:
-        name = path.relative_to(final).as_posix()
-        if name not in names and parse_weight(path.name) is None and parse_index(path.name) is None:
+        name = path.relative_to(at).as_posix()
+        if name not in names and _model(name) not in models:
             hint = "move it away, or give another name with -o"
             raise OutputError(f"holds {name!r}, which is not part of the output", path=final, hint=hint)
+
+
+def _model(name: str) -> tuple[str, str] | None:
+    """Whose weights a file is by its name: the same for all shards, formats and variants of one model, and its index.
+
+    A directory full of checkpoints is no older form of another one.
+    """
+    where, _, file = name.rpartition("/")
+    parsed = parse_weight(file) or parse_index(file)
+    return None if parsed is None else (where, family(parsed.stem, parsed.suffix))

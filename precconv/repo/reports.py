@@ -29,6 +29,7 @@ class Job:
     final: Path
     tasks: Sequence[tuple[ModelPlan, Output, Task]]
     started: float
+    names: frozenset[str]  #: of all files of the output, relative
 
     @property
     def alone(self) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,11 @@ class Stage:
                 raise InputError(f"cannot be read: {reason(e)}", path=source) from e
             raise OutputError(f"cannot be written: {reason(e)}", path=self.final / name) from e
 
-    def publish(self) -> None:
-        """Give the directory its name, in one step; what it replaces is removed."""
+    def publish(self, check: Callable[[Path], None] | None = None) -> None:
+        """Give the directory its name, in one step; what it replaces is removed.
+
+        ``check``: asked where that lies just then, and raises for what must stay.
+        """
         old = self.home / _OLD
         with _writing(self.final):
             for directory in sorted((p for p in self.files.rglob("*") if p.is_dir()), reverse=True):
@@ -118,12 +121,14 @@ class Stage:
                     sync_directory(directory)
             if self.durable:
                 sync_directory(self.files)
-            if is_taken(self.final):
-                self.final.rename(old)  # an empty one, or one that may be replaced
             try:
+                if is_taken(self.final):
+                    self.final.rename(old)
+                if check is not None and is_taken(old):  # hours after the start, somebody may have put things there
+                    check(old)
                 self.files.rename(self.final)
-            except OSError:
-                if is_taken(old):
+            except BaseException:  # a signal may come at any time
+                if is_taken(old) and not is_taken(self.final):
                     old.rename(self.final)
                 raise
             if self.durable:
