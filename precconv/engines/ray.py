@@ -78,7 +78,11 @@ def open_engine(*, workers: int | None, address: str | None) -> Ray:
     owned = not ray.is_initialized()
     if owned:
         package = str(Path(__file__).parent.parent)
-        settings = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"py_modules": [package]}}
+        settings: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "runtime_env": {"py_modules": [package]},
+        }
         try:
             ray.init(address=address or "auto", **settings)
         except ConnectionError as e:
