@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..api import convert, inspect, plan
-from ..errors import OutputError, PrecconvError
+from ..errors import HubError, OutputError, PrecconvError
 from ..fileio import remove_stale_parts
 from ..paths import is_taken
 from ..plan import Plan
@@ -73,7 +73,10 @@ def _done(report: Report) -> dict[str, Any]:
 
 
 def error_dict(error: BaseException) -> dict[str, Any]:
-    """An error as the ledger has it; of one that is no PrecconvError, its type is the kind."""
+    """An error as the ledger has it; of one that is no PrecconvError, its type is the kind.
+
+    What the Hub said is told apart by ``hub``: gated, not found, rate limit.
+    """
     known = isinstance(error, PrecconvError)
     error = getattr(error, "cause", None) or error  # Ray's, of what a task raised
     said = str(error) if known else str(error).strip().split("\n")[0]
@@ -82,6 +85,7 @@ def error_dict(error: BaseException) -> dict[str, Any]:
         "message": said or type(error).__name__,
         "hint": getattr(error, "hint", None) if known else None,
         "exit_code": getattr(error, "exit_code", 1) if known else 1,
+        **({"hub": error.kind} if isinstance(error, HubError) else {}),
     }
 
 

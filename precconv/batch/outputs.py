@@ -19,6 +19,8 @@ from .sources import names_of
 __all__ = ["check_places", "check_repos", "check_template", "output_place", "repo_name"]
 
 FIELDS = ("org", "name", "stem", "to", "revision")
+#: What the Hub says of a name beyond this it says when it is asked.
+_REPO = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
 def check_template(template: str) -> str:
@@ -94,18 +96,25 @@ def check_places(places: Sequence[tuple[str, Path]]) -> None:
 
 
 def repo_name(template: str, source: str, to: DType) -> str:
-    """The repo that a source's output is published in."""
-    return template.format(**{**asdict(names_of(source)), "to": to.name})
+    """The repo that a source's output is published in; raises UsageError for what can be no repo's name."""
+    names = {**asdict(names_of(source)), "to": to.name}
+    name = check_template(template).format(**{k: v.replace("/", "_") for k, v in names.items()})
+    if not _REPO.fullmatch(name):
+        hint = "write it as org/name, as in me/{stem}-{to}"
+        raise UsageError(f"{source}: --push {name!r} is not the name of a repo", hint=hint)
+    return name
 
 
 def check_repos(places: Sequence[tuple[str, str]]) -> None:
-    """Raises UsageError where two sources are published in one place."""
+    """Raises UsageError where two sources are published in one place; the Hub has no two names that differ in case."""
     seen: dict[str, str] = {}
     for source, place in places:
-        if place in seen and not place.endswith("#pr"):
+        repo, at, branch = place.partition("@")
+        mark = repo.lower() + at + branch
+        if mark in seen and not place.endswith("#pr"):
             hint = "give --push with {org}, {stem} or {to} in it, as in me/{stem}-{to}"
-            raise UsageError(f"{seen[place]} and {source} have the same output {place}", hint=hint)
-        seen[place] = source
+            raise UsageError(f"{seen[mark]} and {source} have the same output {place}", hint=hint)
+        seen[mark] = source
 
 
 def _key(path: Path) -> str:

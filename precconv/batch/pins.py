@@ -10,7 +10,7 @@ from ..errors import InputError, PrecconvError
 from ..hub.refs import Ref, parse_ref
 from ..hub.source import find
 
-__all__ = ["Pin", "pin_all"]
+__all__ = ["Pin", "pin_all", "reference"]
 
 #: Repos asked for side by side.
 _REQUESTS = 8
@@ -32,14 +32,15 @@ class Pin:
 
 def pin_all(sources: Iterable[str]) -> dict[str, Pin]:
     """The references among ``sources``, pinned; local paths are not in it."""
-    refs = {source: ref for source in dict.fromkeys(sources) if (ref := _ref(source)) is not None}
+    refs = {source: ref for source in dict.fromkeys(sources) if (ref := reference(source)) is not None}
     if not refs:
         return {}
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return dict(zip(refs, pool.map(_pin, refs.values()), strict=True))
 
 
-def _ref(source: str) -> Ref | None:
+def reference(source: str) -> Ref | None:
+    """The reference that a source is, None for a path and for what is neither."""
     try:
         return parse_ref(source)
     except InputError:

@@ -117,7 +117,7 @@ def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: 
     if said is not None:
         check_template(said)
     if options.get("push") is not None:
-        options["push"] = repo_name(check_template(options["push"]), entry.source, request.policy.target)
+        options["push"] = repo_name(options["push"], entry.source, request.policy.target)
         if said is None:
             return _Draft(entry, options, request, None)
     elif any(options.get(name) for name in PUBLISHING):

@@ -156,7 +156,7 @@ class _Run:
         else:
             self.add("done", planned, **data)
             self.results[planned.key, planned.place] = Result(planned, "done", data)
-            self.tell("info", planned, "done", **data)
+            self.tell("info", planned, "done", **_said(data))
 
     def failed(self, planned: Planned, data: dict[str, Any]) -> None:
         self.failures += 1
@@ -207,6 +207,12 @@ class _Run:
 def _error(future: Future[Any]) -> BaseException | None:
     """How a future that has ended failed; one that never ran, too."""
     return CancelledError() if future.cancelled() else future.exception()
+
+
+def _said(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of a job in words for a line: of what was published, where it is."""
+    published = data.get("published")
+    return {**data, **({"published": published["pr_url"] or published["url"]} if published else {})}
 
 
 def _exists(planned: Planned, *, ours: bool) -> OutputError:

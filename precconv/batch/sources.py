@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 from ..dtypes import CASTABLE
 from ..errors import InputError
 from ..repo import list_directory
-from .pins import Pin
+from .pins import Pin, reference
 
 __all__ = ["Names", "identity", "is_local", "names_of", "resolved"]
-
-_REFERENCE = re.compile(r"(?:hf://)?(?P<org>\w[\w.-]*)/(?P<name>\w[\w.-]*)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +41,14 @@ def resolved(source: str) -> str:
 
 def names_of(source: str) -> Names:
     """The parts of a source's name; of one that is neither a path nor a reference, those of a path."""
-    found = None if is_local(source) else _REFERENCE.fullmatch(source)
+    found = None if is_local(source) else reference(source)
     if found is None:
         path = Path(os.path.abspath(source))  # noqa: PTH100  its own name, not that of what a link leads to
         name = path.name if path.is_dir() else _without_suffix(path.name)
         return Names(path.parent.name, name, _without_dtype(name), "local")
-    name = found["name"] if found["file"] is None else _without_suffix(found["file"].rpartition("/")[2])
-    return Names(found["org"], name, _without_dtype(name), found["revision"] or "main")
+    org, _, name = found.repo.partition("/")
+    name = name if found.file is None else _without_suffix(found.file.rpartition("/")[2])
+    return Names(org, name, _without_dtype(name), found.revision or "main")
 
 
 def _without_suffix(name: str) -> str:

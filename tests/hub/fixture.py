@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,17 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 @pytest.fixture
 def in_process(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """The same Hub, and for the client of this process the only one; no token is set."""
+    with turned_to(hub, tmp_path / "hf-home", monkeypatch):
+        yield hub
+
+
+@contextmanager
+def turned_to(hub: HubServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The client of this process works with this Hub; ``home`` is for its cache."""
     from huggingface_hub import close_session, constants
 
     for name in [n for n in os.environ if is_about_hubs(n)]:
         monkeypatch.delenv(name)
-    home = tmp_path / "hf-home"
     replaced = {
         "ENDPOINT": hub.endpoint,
         "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
@@ -53,7 +60,7 @@ def in_process(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name, value in replaced.items():
         monkeypatch.setattr(constants, name, value)
     close_session()
-    yield hub
+    yield
     close_session()
 
 
