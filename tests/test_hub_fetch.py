@@ -352,6 +352,12 @@ def test_what_passes_is_waited_for(
     assert converted(here.path / OUT) == expected(source)
 
 
+@pytest.mark.usefixtures("source")
+def test_the_client_does_not_talk_meanwhile(here: Work) -> None:
+    here.hub.fail(faults.status(503), method="GET", path="/resolve/")
+    assert here.apart("inspect", "-q", REPO) == (0, here.ok("inspect", "-q", REPO), "")
+
+
 def test_a_download_that_is_cut_goes_on(here: Work, source: Path) -> None:
     rule = here.hub.fail(faults.cut(700_000), method="GET", path="^/objects/", times=9)
     here.ok(REPO, "--to", "bf16")
