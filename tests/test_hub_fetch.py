@@ -97,6 +97,13 @@ def test_no_weights_are_downloaded_to_look_at_a_model(
     assert here.left() == []
 
 
+def test_of_a_torch_file_with_many_tensors_little_is_read(here: Work, tmp_path: Path) -> None:
+    root = torch_shards(tmp_path / "source", [{f"layer.{n}": weight(n, (30_000,)) for n in range(50)}])
+    here.hub.create(REPO, model_files(root))
+    assert precconv.inspect(REPO).tensors == precconv.inspect(root).tensors
+    assert here.hub.bytes_of_weights() < (root / shard(1, 1, ".bin")).stat().st_size / 5
+
+
 def test_a_look_at_the_hub_shows_what_a_look_at_the_directory_does(here: Work, source: Path) -> None:
     there, near = precconv.inspect(REPO), precconv.inspect(source)
     assert there.path == f"{REPO}@{here.hub.commits(REPO)[0].oid}"
@@ -350,6 +357,12 @@ def test_what_passes_is_waited_for(
     assert rule.left == 0
     assert waits or method == "HEAD"  # the client asks a second time at once
     assert converted(here.path / OUT) == expected(source)
+
+
+@pytest.mark.usefixtures("source")
+def test_the_client_does_not_talk_meanwhile(here: Work) -> None:
+    here.hub.fail(faults.status(503), method="GET", path="/resolve/")
+    assert here.apart("inspect", "-q", REPO) == (0, here.ok("inspect", "-q", REPO), "")
 
 
 def test_a_download_that_is_cut_goes_on(here: Work, source: Path) -> None:

@@ -29,6 +29,7 @@ from ..report import Report, check_report_path
 from ..request import Request, StrPath, plan_for, plan_of
 from ..runs import ProgressCallback
 from ..weights import Weights
+from .client import quiet
 from .failures import OFFLINE, OFFLINE_HINT
 from .push import HubSink, Push, already, pushing
 from .refs import Ref
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 
+@quiet()
 def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
     """What is in a model on the Hub, or in one of its files; no weights are downloaded."""
     repo = find(ref)
@@ -67,6 +69,7 @@ def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = No
     return replace(found, path=str(Ref(repo.id, repo.commit, ref.file)))
 
 
+@quiet()
 def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
     repo = find(ref)
@@ -104,6 +107,7 @@ def _there(ref: Ref, repo: HubRepo) -> str:
     return ref.file
 
 
+@quiet()
 def convert_repo(
     ref: Ref,
     output: StrPath | None,
@@ -249,6 +253,7 @@ def _require_room(repo: HubRepo, names: Sequence[str], final: Path, nbytes: int)
             raise OutputError(message, path=where.absolute(), hint=f"{hint}; --push with --low-disk needs far less")
 
 
+@quiet()
 def fetched_file(ref: Ref) -> Path:
     """One file of a model, in the client's cache with the config beside it."""
     repo = find(ref)
@@ -256,6 +261,7 @@ def fetched_file(ref: Ref) -> Path:
     return fetch(repo, _with_config(repo, name)) / name
 
 
+@quiet()
 def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None = None) -> Files:
     """A model's files in the client's cache."""
     repo = find(ref)

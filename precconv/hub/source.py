@@ -143,7 +143,9 @@ class HubFile:
             raise SourceChangedError(f"ends at byte {self.size}, before {end}", path=self.path)
         with self._lock:
             if not self._start <= offset <= end <= self._start + len(self._block):
-                self._block = self._fetch(offset, max(end, min(offset + BLOCK, self.size)))
+                # who jumps, as from record to record of a zip, does not want what follows
+                is_next = 0 <= offset - self._start <= len(self._block)
+                self._block = self._fetch(offset, max(end, min(offset + BLOCK, self.size) if is_next else end))
                 self._start = offset
             at = offset - self._start
             buffer[:] = self._block[at : at + len(buffer)]
