@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..bulk import collector_paused
 from ..fileio import part_file
 from ..report import Report, check_report_path
 from .document import MARK, document
@@ -27,7 +28,8 @@ def page(result: Scan | Report) -> str:
 
     It fetches nothing, and its content security policy forbids that it ever does.
     """
-    return document(conversion_data(result) if isinstance(result, Report) else scan_data(result))
+    with collector_paused():
+        return document(conversion_data(result) if isinstance(result, Report) else scan_data(result))
 
 
 def write(result: Scan | Report, path: str | os.PathLike[str]) -> None:

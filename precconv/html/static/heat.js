@@ -33,7 +33,7 @@ function heatMap(heat, onRow) {
   for (const [type, range] of Object.entries(ranges)) {
     const parts = [["subnormal", range.subnormal, range.normal], ["normal", range.normal, range.largest + 1]];
     const bars = parts.filter(([, from, to]) => clamp(at(to)) > clamp(at(from)))
-      .map(([kind, from, to]) => place(el("i", { class: kind }, kind), at(from), at(to)));
+      .map(([kind, from, to]) => place(el("i", { class: kind }, kind === "normal" ? `normal ${power(from)}…${power(to - 1)}` : kind), at(from), at(to)));
     grid.append(el("div", { class: "lane" }, type), el("div", { class: "span", "aria-hidden": "true" }, ...bars));
     for (const [kind, exponent] of [["subnormal", range.subnormal], ["normal", range.normal], ["largest", range.largest + 1]]) {
       if (at(exponent) <= 0 || at(exponent) >= 100) continue;

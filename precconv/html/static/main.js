@@ -24,12 +24,19 @@ function showScan(data, main) {
   const result = data.result;
   heading(result, "scanned");
   const model = scanModel(data);
+  let chosen = null;
   const map = heatMap(data.heat, (row) => {
-    map.press(row);
-    rows.group(row, data.heat.rows[row].label);
+    chosen = row === chosen ? null : row;
+    map.press(chosen);
+    rows.group(chosen, data.heat.rows[row].label);
+    if (chosen === null) return;
     document.getElementById("tensors").scrollIntoView();
+    rows.region.focus({ preventScroll: true });
   });
-  const rows = tensorTable(model, () => map.press(null));
+  const rows = tensorTable(model, () => {
+    chosen = null;
+    map.press(null);
+  });
   main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
     section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
     section("map", "Sizes of values by layer", el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16."), ...map.nodes),
@@ -56,6 +63,7 @@ async function start() {
   const data = await unpack();
   (data.kind === "scan" ? showScan : showConversion)(data, main);
   main.setAttribute("aria-busy", "false");
+  performance.mark("ready");
 }
 
 start();

@@ -39,7 +39,7 @@ function judgements(result) {
     count(j.underflowing.length), count(j.overflow), count(j.underflow), number(j.max_abs_error),
     number(j.relative_rms_error), decibels(j.snr_db), j.exact ? "yes" : "no",
   ]);
-  const heads = ["to", "", "tensors cast", "overflow", "over 1 % to 0", "values over", "values to 0", "max |error|",
+  const heads = ["to", "verdict", "tensors cast", "overflow", "over 1 % to 0", "values over", "values to 0", "max |error|",
     "relative RMS", "SNR, dB", "exact"];
   return table("What each target would do", heads, rows, [2, 3, 4, 5, 6, 7, 8, 9]);
 }

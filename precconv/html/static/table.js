@@ -19,7 +19,7 @@ function tensorTable(model, onClear) {
     el("table", { id: "rows" }, el("caption", { class: "sr" }, label), el("thead", {}, head), body));
   const search = el("input", { type: "search", id: "search", placeholder: "part of a name", autocomplete: "off", spellcheck: "false" });
   const filter = el("select", { id: "filter" }, ...model.filters(state.target).map(([text], i) => el("option", { value: i }, text)));
-  const chip = el("button", { type: "button", hidden: true });
+  const chip = el("button", { type: "button", id: "layer", hidden: true }, "Show all layers");
   const older = el("button", { type: "button" }, "Previous");
   const newer = el("button", { type: "button" }, "Next");
   const back = el("button", { type: "button", id: "unsort", disabled: true }, "Order by risk");
@@ -72,7 +72,7 @@ function tensorTable(model, onClear) {
     const shown = found.subarray(first, first + PAGE);
     body.replaceChildren(...Array.from(shown, (i) => el("tr", {}, ...columns.map((column) => {
       const cell = column.cell(i);
-      if (column.id === "name") return el("th", { scope: "row", class: "name" }, cell);
+      if (column.id === "name") return el("th", { scope: "row", class: model.names[i].length > 48 ? "name" : "name short" }, cell);
       const flag = column.flag && column.flag(i) ? "flag" : column.moot && column.moot(i) ? "moot" : cell === "0" ? "moot" : null;
       return el("td", { class: [column.numeric ? "num" : null, flag].filter(Boolean).join(" ") || null }, cell);
     }))));
