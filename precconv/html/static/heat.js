@@ -116,8 +116,8 @@ function legend() {
   const ramp = svg("svg", { viewBox: `0 0 ${LEVELS} 1`, preserveAspectRatio: "none", "aria-hidden": "true", "shape-rendering": "crispEdges" });
   for (let i = 0; i < LEVELS; i += 1) ramp.append(svg("rect", { x: i, y: 0, width: 1, height: 1, class: `h${i}` }));
   return el("div", { class: "legend" },
-    el("span", { class: "ramp" }, "one in a million", ramp, "all values of a row"),
-    el("span", {}, "lines: where a type ends, or (dashed) what is smaller becomes 0"),
+    el("span", { class: "ramp" }, "1 in a million", ramp, "all of a row"),
+    el("span", {}, "lines: where a type's normal range begins and ends; dashed: its smallest subnormal"),
     el("span", { id: "map-keys" }, "Arrow keys move; Enter shows a row's tensors below."));
 }
 
