@@ -114,6 +114,7 @@ def convert(
     workers: int | None = None,
     durable: bool = False,
     report: StrPath | None = None,
+    html: StrPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> Report:
     """Convert a checkpoint file, a model directory or a model on the Hub.
@@ -154,6 +155,7 @@ def convert(
     ``durable``: wait until the output is on the disk before it gets its name.
     ``report``: a file for the report as JSON, written also when a check or the verification refuses; every tensor's
     sizes and errors are then measured, which takes longer.
+    ``html``: the same as a page for a browser.
     ``progress``: called in this thread with (done, total) bytes of the source.
 
     Raises InputError, OutputError, UsageError (also RuleError), HubError, NumericError or VerificationError; the last
@@ -163,8 +165,8 @@ def convert(
         to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, verify=verify,
-        workers=workers, durable=durable, report=report, component=component, shard_size=shard_size, variant=variant,
-        from_variant=from_variant, copy_all=copy_all,
+        workers=workers, durable=durable, report=report, html=html, component=component,
+        shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
     wanted = None if push is None else Push(Target(push, branch, private, pr), low_disk, engine, address, workers)
     if wanted is None:

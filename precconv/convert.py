@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,13 +16,14 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .checks import Finding, fallbacks, hint, run_checks
 from .errors import NumericError, OutputError, VerificationError
 from .fileio import PartFile, SourceFile, part_file
+from .filing import check_filing, file_refusal, filed
 from .formats import Format, Layout, Place
 from .formats.torch import TorchReader
 from .outputs import output_format, output_path
 from .passes import Seen, write_pass
 from .paths import free_bytes
 from .plan import Item, Plan
-from .report import Report, check_report_path
+from .report import Report
 from .request import Request, StrPath, draws_for, plan_for, plan_of
 from .runs import Chunk, Progress, ProgressCallback, all_chunks, make_runs
 from .stats import Stats
@@ -74,8 +74,7 @@ def convert_checkpoint(
 ) -> Report:
     """Convert an open checkpoint to the file ``final``, as ``made`` has it."""
     started = time.perf_counter()
-    if request.report is not None:
-        check_report_path(request.report, (found.file.path, final))
+    check_filing(request, (found.file.path, final))
     task = make_task(found, made, final, fmt, request)
     require_space(final, task.layout.size)
 
@@ -107,11 +106,10 @@ def convert_checkpoint(
                 e.report = report(outcome, published=False)
                 raise
             done = report(outcome, published=True)
-            with done.staged(request.report) if request.report else nullcontext():
+            with filed(done, request):
                 part.publish(replace=request.force, durable=request.durable)
     except (NumericError, VerificationError) as e:
-        if request.report is not None and e.report is not None:
-            e.report.write(request.report)
+        file_refusal(e.report, request)
         raise
     return done
 
@@ -210,7 +208,7 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: PartFile, p
         places,
         clamp=request.limits.on_overflow == "clamp",
         draws=draws_for(request, task.found, task.plan),
-        norms=request.report is not None,
+        norms=request.is_reported,
         stop_at_overflow=request.limits.on_overflow == "error",
         workers=request.workers,
         progress=progress,

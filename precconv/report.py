@@ -149,21 +149,25 @@ class Report:
             part.publish(replace=True, durable=False)
 
 
-def check_report_path(path: Path, others: Sequence[Path]) -> None:
-    """Refuse a report that could not be written after a long run, or would replace a checkpoint."""
+def check_report_path(path: Path, others: Sequence[Path], *, option: str = "--report", begins: bytes = b"{") -> None:
+    """Refuse a report that could not be written after a long run, or would replace a checkpoint.
+
+    ``begins``: how a file begins that it may replace.
+    """
     if not is_directory(path.parent):
         raise OutputError("there is no such directory", path=path.parent, hint="make it first")
-    if any(_same_place(path, o) for o in others) or (is_taken(path) and not _is_report(path)):
-        raise OutputError("the report cannot go there", path=path, hint="give --report another name")
+    if any(_same_place(path, o) for o in others) or (is_taken(path) and not _is_report(path, begins)):
+        what = "report" if option == "--report" else "page"
+        raise OutputError(f"the {what} cannot go there", path=path, hint=f"give {option} another name")
 
 
-def _is_report(path: Path) -> bool:
+def _is_report(path: Path, begins: bytes) -> bool:
     """Whether a report may replace what has its name: a file that could be one; no device, link or checkpoint."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
         with open(path, "rb") as f:
-            return f.read(1) in (b"", b"{")
+            return f.read(len(begins)) in (b"", begins)
     except OSError:
         return False
 

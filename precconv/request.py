@@ -47,12 +47,18 @@ class Request:
     workers: int = 1
     force: bool = False
     durable: bool = False
-    report: Path | None = None
+    report: Path | None = None  #: for the report as JSON
+    html: Path | None = None  #: for the report as a page
     shard_size: int | None = None  #: bytes
     variant: str | None = None
     from_variant: str | None = None
     components: Mapping[str, DType | Literal["keep"]] = field(default_factory=dict)
     copy_all: bool = False
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether every tensor's errors are wanted."""
+        return self.report is not None or self.html is not None
 
     def options(self) -> dict[str, Any]:
         """What the output and the report depend on, as plain data."""
@@ -103,6 +109,7 @@ def request_of(
     seed: int | None = None,
     workers: int | None = None,
     report: StrPath | None = None,
+    html: StrPath | None = None,
     component: Mapping[str, str | DType] | Sequence[str] = (),
     shard_size: str | int | None = None,
     variant: str | None = None,
@@ -121,6 +128,7 @@ def request_of(
         seed=_seed(rounding, seed),
         workers=worker_count(workers),
         report=None if report is None else Path(report),
+        html=None if html is None else Path(html),
         components=_components(component),
         variant=_variant(variant),
         shard_size=None if shard_size is None else shard_bytes(shard_size),

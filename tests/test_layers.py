@@ -30,7 +30,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outline", "plan", "outputs"),
     ("checks", "runs", "weights", "ties", "lossless"),
     ("checkpoint", "passes", "report", "sweep", "verdict", "verify", "differences"),
-    ("inspection", "request"),
+    ("inspection", "request", "html"),
+    ("filing",),
     ("convert", "scan"),
     ("text",),
     ("repo", "scan_text", "engines"),
@@ -42,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 #: A package whose modules may import each other; it stands in one layer as a whole.
-PACKAGES = ("batch", "cli", "engines", "formats", "hub", "presets", "repo")
+PACKAGES = ("batch", "cli", "engines", "formats", "html", "hub", "presets", "repo")
 
 #: What computes with torch.
 KERNELS = ("cast", "compare", "live", "spectrum", "stochastic")

@@ -54,6 +54,7 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
     click.option("--dry-run", is_flag=True, help="Print the plan; read no tensor data, write nothing."),
     click.option("--report", type=click.Path(), metavar="FILE",
                  help="Write a JSON report, with every tensor's errors measured."),
+    click.option("--html", type=click.Path(), metavar="FILE", help="The same as a page for a browser."),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     click.option("--durable", is_flag=True, help="Wait until the output is on the disk before it gets its name."),
     click.option("--force", is_flag=True, help="Replace an existing output."),
@@ -69,8 +70,9 @@ def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: boo
     """Convert a checkpoint file, a model directory or a model on the Hub to another precision."""
     with reported():
         policy = policy_options(options) | {name: options.pop(name) for name in _PLAN_ONLY}
-        if dry_run and options["report"] is not None:
-            raise click.UsageError("--dry-run writes nothing, --report neither: --json prints the plan")
+        for name in ("report", "html"):
+            if dry_run and options[name] is not None:
+                raise click.UsageError(f"--dry-run writes nothing, --{name} neither: --json prints the plan")
         if dry_run:
             print_plan(src, run_plan(src, **policy), as_json=as_json, quiet=quiet, verbose=verbose)
             return

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import scan_text, text
+from .. import html, scan_text, text
 from ..api import scan as run_scan
 from .base import progress_bar, reported, say
 from .options import CHOICE, POLICY, Ordered, add_options, policy_options
@@ -29,15 +30,22 @@ _TOP = 20
 )
 @add_options(*CHOICE, *POLICY)
 @click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores.")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write the result as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict only.")
 @click.option("-v", "--verbose", is_flag=True, help="Draw a histogram of each tensor's binary exponents.")
-def scan(src: str, *, top: int | None, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
+def scan(
+    src: str, *, top: int | None, page: Path | None, as_json: bool, quiet: bool, verbose: bool, **options: Any
+) -> None:
     """Read every value, write nothing: ranges, NaN, and what a cast would lose."""
     with reported():
         policy = policy_options(options)
+        if page is not None:
+            html.check_page_path(page, [Path(src)])
         with progress_bar(quiet=quiet) as progress:
             found = run_scan(src, progress=progress, **policy, **options)
+        if page is not None:
+            html.write(found, page)
         if not quiet:
             for line in found.warnings:
                 say(text.printable(f"warning: {src}: {line}"))

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -27,12 +27,13 @@ from ..errors import (
     VerificationError,
 )
 from ..fileio import part_file
+from ..filing import check_filing, file_refusal, filed
 from ..formats import Format
 from ..formats.sharded import JoinedFile
 from ..outputs import output_format, output_path
 from ..paths import same_file
 from ..plan import Plan
-from ..report import Report, check_report_path
+from ..report import Report
 from ..request import Request, StrPath, plan_for
 from ..runs import Progress, ProgressCallback
 from .doors import check_collisions
@@ -166,8 +167,7 @@ def convert_files(
             try:
                 return _convert(job, stage, progress, sink, keeps=keeps, runner=runner)
             except (NumericError, VerificationError) as e:
-                if request.report is not None and e.report is not None:
-                    e.report.write(request.report)
+                file_refusal(e.report, request)
                 raise
 
 
@@ -179,16 +179,15 @@ def _check_output(models: Models, names: Sequence[str], final: Path, request: Re
 
 def _check_report(models: Models, final: Path, request: Request) -> None:
     """Refuse a report that would replace a file of the source, or be replaced with the output's directory."""
-    if request.report is None:
-        return
-    check_report_path(request.report, [final, *(models.root / path for path in models.survey.files)])
-    if final.resolve() in request.report.resolve().parents:
-        raise OutputError("the report cannot go into the output", path=request.report, hint="give it another name")
+    check_filing(request, [final, *(models.root / path for path in models.survey.files)])
+    for path in (request.report, request.html):
+        if path is not None and final.resolve() in path.resolve().parents:
+            raise OutputError("the report cannot go into the output", path=path, hint="give it another name")
 
 
 def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Task:
-    norms = replace(made.request, report=request.report)
-    return make_task(output.found, output.plan, stage.place(output.name), made.fmt, norms)
+    measured = replace(made.request, report=request.report, html=request.html)
+    return make_task(output.found, output.plan, stage.place(output.name), made.fmt, measured)
 
 
 def _convert(
@@ -241,7 +240,7 @@ def _done(
         there = sink.finish(done)
         done = replace(there, output=done.output) if keeps else there
     stage.only({f.path for f in files if f.action != "left out"})
-    with done.staged(job.request.report) if job.request.report else nullcontext():
+    with filed(done, job.request):
         if keeps:
             stage.publish(lambda at: require_replaceable(job.final, job.names, force=job.request.force, at=at))
     return done

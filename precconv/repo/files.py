@@ -37,7 +37,7 @@ def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) ->
         "version": __version__,
         "source": _identity(models, sources),
         "options": request.repo_options(),
-        "measured": request.report is not None,
+        "measured": request.is_reported,
         "outputs": [[o.name, len(o.plan.items)] for p in plans for o in p.outputs],
         "plan": [[i.src.name, i.to.name, i.why] for p in plans for i in p.plan.items],
     }

@@ -1,0 +1,69 @@
+// The page: what is shown in which order.
+
+function theme() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const show = () => button.setAttribute("aria-pressed", String(isDark()));
+  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; show(); });
+  dark.addEventListener("change", show);
+  show();
+}
+
+function heading(result, what) {
+  const path = safe(result.source);
+  const base = path.replace(/[\\/]+$/, "").split(/[\\/]/).pop() || path;
+  document.title = `${base}: ${what}`;
+  document.getElementById("title").replaceChildren(el("bdi", {}, base));
+  document.getElementById("facts").replaceChildren(el("bdi", {}, path), `, ${what} in ${result.seconds} s`);
+  document.getElementById("about").prepend(`${result.tool}. `);
+}
+
+function showScan(data, main) {
+  const result = data.result;
+  heading(result, "scanned");
+  const model = scanModel(data);
+  let chosen = null;
+  const map = heatMap(data.heat, (row) => {
+    chosen = row === chosen ? null : row;
+    map.press(chosen);
+    rows.group(chosen, data.heat.rows[row].label);
+    if (chosen === null) return;
+    document.getElementById("tensors").scrollIntoView();
+    rows.region.focus({ preventScroll: true });
+  });
+  const rows = tensorTable(model, () => {
+    chosen = null;
+    map.press(null);
+  });
+  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
+    section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
+    section("map", "Sizes of values by layer", el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16."), ...map.nodes),
+    section("tensors", "Tensors, those at risk first", ...rows.nodes));
+}
+
+function showConversion(data, main) {
+  const result = data.result;
+  heading(result, result.ok ? "converted" : "not converted");
+  const rows = tensorTable(conversionModel(data), () => {});
+  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", conversionTotals(result)),
+    ...conversionParts(result).filter(Boolean), section("tensors", "Tensors, those with findings first", ...rows.nodes));
+}
+
+async function start() {
+  theme();
+  const main = document.getElementById("main");
+  if (!("DecompressionStream" in window)) {
+    const problem = document.getElementById("problem");
+    problem.textContent = "This browser cannot unpack the page's numbers: use one of 2023 or later.";
+    problem.hidden = false;
+    return;
+  }
+  const data = await unpack();
+  (data.kind === "scan" ? showScan : showConversion)(data, main);
+  main.setAttribute("aria-busy", "false");
+  performance.mark("ready");
+}
+
+start();
