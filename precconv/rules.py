@@ -36,6 +36,7 @@ class Rule:
     match: str
     to: Action  #: a dtype, ``keep`` (the source's dtype) or ``drop``
     origin: str = field(default="rule", compare=False)  #: where it was given, for messages
+    given: str = field(default="", compare=False)  #: the pattern as it was given, where ``match`` is a part of it
 
     def __post_init__(self) -> None:
         """Raises RuleError, before any work, for what is no pattern or no action; aliases of dtypes are resolved."""
@@ -60,7 +61,7 @@ class Rule:
 
     @property
     def why(self) -> str:
-        return "component" if self.origin == "--component" else f"rule {self.match}"
+        return "component" if self.origin == "--component" else f"rule {self.given or self.match}"
 
     def __str__(self) -> str:
         return f"{self.origin} {self.match!r}"

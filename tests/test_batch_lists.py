@@ -184,7 +184,7 @@ def test_a_file_that_is_no_toml_is_refused(data: bytes) -> None:
 
 
 def test_a_batch_knows_the_options_of_convert_but_for_those_that_are_its_own() -> None:
-    own = {"source", "output", "workers", "durable", "report", "progress", "engine", "address"}
+    own = {"source", "output", "workers", "durable", "report", "progress", "engine", "address", "html"}
     parameters = inspect.signature(convert).parameters
     assert set(Options.__annotations__) == set(parameters) - own
     for name, option in parameters.items():

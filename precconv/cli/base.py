@@ -91,8 +91,8 @@ def progress_bar(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         return
     from tqdm import tqdm
 
-    columns = shutil.get_terminal_size().columns  # tqdm shows nothing on a terminal that says it has none
-    with tqdm(unit="B", unit_scale=True, leave=False, file=sys.stderr, ncols=columns) as bar:
+    screen = shutil.get_terminal_size()  # tqdm shows nothing on a terminal that says it has no columns or no lines
+    with tqdm(unit="B", unit_scale=True, leave=False, file=sys.stderr, ncols=screen.columns, nrows=screen.lines) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

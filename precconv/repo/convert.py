@@ -163,7 +163,7 @@ def convert_files(
             require_replaceable(final, frozenset(names), force=request.force)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
-            job = Job(models, plans, request, final, tasks, started, frozenset(names))
+            job = Job(models, plans, request, final, tasks, started, frozenset(names), stage.notes)
             try:
                 return _convert(job, stage, progress, sink, keeps=keeps, runner=runner)
             except (NumericError, VerificationError) as e:

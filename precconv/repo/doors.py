@@ -124,7 +124,11 @@ def check_collisions(paths: Iterable[str], *, root: str) -> None:
 
 def _collision(a: str, b: str, root: str) -> InputError:
     if a == b:
-        return InputError(f"{a!r} would be written twice", path=root, hint="rename one of the two in the source")
+        return InputError(
+            f"{a!r} would be written twice",
+            path=root,
+            hint="leave out --copy-all, choose another --variant, or rename one in the source",
+        )
     return InputError(
         f"{a!r} and {b!r} are one name where case or Unicode forms do not count (macOS, Windows)",
         path=root,

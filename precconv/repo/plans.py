@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..checkpoint import Checkpoint
+from ..dtypes import FP32
 from ..errors import RuleError, UsageError
 from ..formats import Format, format_named
 from ..plan import Item, Plan, make_plan
@@ -51,7 +53,7 @@ def plan_models(models: Models, request: Request) -> list[ModelPlan]:
 
 
 def _check_components(models: Models, request: Request) -> None:
-    names = [m.name for m in models.models if m.name]
+    names = [m.name or "." for m in models.models] if len(models.models) > 1 else []
     for name in request.components:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
@@ -64,7 +66,7 @@ def _request_for(model: Model, models: Sequence[Model], request: Request) -> Req
     """The request as it holds for one component: its target, and the rules that can be about it."""
     policy = request.policy
     rules = [r for rule in policy.rules if (r := _rule_for(rule, model, models)) is not None]
-    to = request.components.get(model.name, policy.target)
+    to = request.components.get(model.name or ".", policy.target)
     if to == "keep":
         rules.append(Rule("*", "keep", "--component"))
     policy = replace(policy, rules=tuple(rules), target=policy.target if to == "keep" else to)
@@ -73,9 +75,11 @@ def _request_for(model: Model, models: Sequence[Model], request: Request) -> Req
 
 def _rule_for(rule: Rule, model: Model, models: Sequence[Model]) -> Rule | None:
     """A rule that begins with a component's name and a slash is about the rest of the name, in that one alone."""
-    for other in sorted((m.name for m in models if m.name), key=len, reverse=True):
-        if rule.match.startswith(f"{other}/") and rule.match != f"{other}/":
-            return replace(rule, match=rule.match[len(other) + 1 :]) if other == model.name else None
+    for other in sorted((m.name or "." for m in models), key=len, reverse=True):
+        found = re.fullmatch(rf"(re:\^?|){re.escape(other)}/(.+)", rule.match, re.DOTALL)
+        if found is not None and len(models) > 1:
+            mine = other == (model.name or ".")
+            return replace(rule, match=found[1] + found[2], given=rule.match) if mine else None
     return rule
 
 
@@ -109,7 +113,7 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
     )
     if not made.items:
         raise UsageError("the rules drop every tensor", path=whole.file.path)
-    made = replace(made, notes=(*whole.notes, *made.notes))
+    made = replace(made, notes=(*whole.notes, *made.notes), warnings=(*made.warnings, *_untold(model, made)))
     fmt = whole.format if request.format == "same" else format_named(request.format)
     groups = _by_shard(model, made, fmt, request) if request.shard_size is None else _by_size(model, made, fmt, request)
     suffix = model.set.suffix if fmt is whole.format else (".bin" if fmt.name == "pt" else fmt.suffixes[0])
@@ -130,6 +134,18 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
         notes=tuple(dict.fromkeys((*made.notes, *notes))),
     )
     return ModelPlan(model, request, fmt, made, done, outputs, index)
+
+
+def _untold(model: Model, made: Plan) -> list[str]:
+    """A warning where loaders that go by the config will not see what the weights are."""
+    config = model.config or {}
+    kept = any(i.to is FP32 for i in made.items)
+    if not model.is_transformers or not kept or made.target is FP32 or "dtype" in config or "torch_dtype" in config:
+        return []
+    name = made.target.torch
+    auto = 'transformers\' dtype="auto" may then go by a tensor that stays fp32'
+    way = f'load it with dtype=torch.{name}, or add "dtype": "{name}" to the config'
+    return [f"config.json names no dtype, and {auto}: {way}"]
 
 
 def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[Output]:

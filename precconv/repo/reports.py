@@ -13,6 +13,7 @@ from ..plan import Plan
 from ..report import FileReport, Report
 from ..request import Request
 from ..stats import Stats
+from ..text import size
 from .models import Models
 from .plans import ModelPlan, Output, combined, prefixed
 
@@ -30,6 +31,7 @@ class Job:
     tasks: Sequence[tuple[ModelPlan, Output, Task]]
     started: float
     names: frozenset[str]  #: of all files of the output, relative
+    notes: tuple[str, ...] = ()  #: on what was there when it began
 
     @property
     def alone(self) -> bool:
@@ -47,14 +49,26 @@ def findings(job: Job, outcomes: Mapping[str, Outcome]) -> list[Finding]:
 
 
 def plan_of_all(
-    models: Models, plans: Sequence[ModelPlan], request: Request, outcomes: Mapping[str, Outcome] | None = None
+    models: Models,
+    plans: Sequence[ModelPlan],
+    request: Request,
+    outcomes: Mapping[str, Outcome] | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """All checkpoints' plans as one, as they were carried out: overflow may have changed a dtype."""
     done = []
     for made in plans:
         parts = [outcomes[o.name].plan if outcomes and o.name in outcomes else o.plan for o in made.outputs]
         done.append((made.model.name, replace(made.plan, items=tuple(i for p in parts for i in p.items))))
-    return combined(request.policy, done, [*models.notes, *models.left_out()])
+    sizes = [_component(made, plan) for made, (_, plan) in zip(plans, done, strict=True)] if len(plans) > 1 else []
+    return combined(request.policy, done, [*notes, *sizes, *models.notes, *models.left_out()])
+
+
+def _component(made: ModelPlan, plan: Plan) -> str:
+    """One component's target and sizes."""
+    name = made.model.name or "."
+    to = "kept" if made.request.components.get(name) == "keep" else f"to {made.request.policy.target}"
+    return f"{name}: {to}, {size(plan.source_bytes)} -> {size(plan.output_bytes)}"
 
 
 def report(
@@ -64,7 +78,7 @@ def report(
     return Report(
         source=job.models.files.shown,
         output=output,
-        plan=plan_of_all(job.models, job.plans, job.request, outcomes),
+        plan=plan_of_all(job.models, job.plans, job.request, outcomes, job.notes),
         seen=dict(_stats(job, outcomes)),
         findings=tuple(findings(job, outcomes)),
         options=job.request.repo_options(),

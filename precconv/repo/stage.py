@@ -34,12 +34,14 @@ class Stage:
         self.final, self.home, self.files = final, home, home / "files"
         self.durable = durable
         self.kept = False  #: whether a failed run leaves it for the next one
+        self.discarded = False  #: whether an unfinished run of other options or another source was there
         self.done = self._resume(fingerprint)  #: records of finished outputs, by name
 
     def _resume(self, fingerprint: str) -> dict[str, Any]:
         state = _read(self.home / _STATE)
         done = self.home / "done"
         if state.get("fingerprint") != fingerprint:
+            self.discarded = any(done.glob("*.json"))
             for part in (self.files, done):
                 shutil.rmtree(part, ignore_errors=True)
         self.files.mkdir(exist_ok=True)
@@ -57,6 +59,13 @@ class Stage:
         if [found.st_size, found.st_mtime_ns] != record.get("stat"):
             return False
         return record.get("synced") is True or record.get("boot") == boot_id() is not None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was there when the run began."""
+        if self.discarded:
+            return ("what an unfinished run with other options, another source or version had done was discarded",)
+        return (f"an earlier run had finished {len(self.done)} weight files: gone on from there",) if self.done else ()
 
     def place(self, name: str) -> Path:
         """Where the file ``name`` (relative, with ``/``) of the output is made; its directory exists then."""
