@@ -14,7 +14,7 @@ from ..convert import Outcome
 from ..formats import Format
 from ..plan import Item, Plan
 from ..report import FileReport
-from ..request import Request
+from ..request import Request, opaque_kept
 from .card import Card, CardFacts, Kept, card
 from .models import CONFIG, Models
 from .names import family
@@ -152,9 +152,13 @@ def _index(made: ModelPlan, outcomes: Mapping[str, Outcome]) -> str:
     assert made.index is not None
     where = PurePosixPath(made.index).parent
     items = {o.name: outcomes[o.name].plan.items for o in made.outputs}
-    weight_map = {
-        i.src.name: PurePosixPath(name).relative_to(where).as_posix() for name, held in items.items() for i in held
-    }
+    weight_map: dict[str, str] = {}
+    for o in made.outputs:
+        shard = PurePosixPath(o.name).relative_to(where).as_posix()
+        names = [i.src.name for i in items[o.name]]
+        weight_map |= dict.fromkeys(
+            names + (opaque_kept(o.found, made.request) if made.fmt.name == "pt" else []), shard
+        )
     total = sum(_data_bytes(o, items[o.name], made.fmt) for o in made.outputs)
     return index_json(made.model.set.index_metadata, total, weight_map)
 

@@ -10,7 +10,7 @@ from ..checkpoint import Checkpoint
 from ..errors import RuleError, UsageError
 from ..formats import Format, format_named
 from ..plan import Item, Plan, make_plan
-from ..request import Request, plan_for
+from ..request import Request, opaque_kept, plan_for
 from ..rules import Policy, Rule, suggest
 from .models import Model, Models
 from .sets import output_index, output_name
@@ -139,7 +139,7 @@ def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[O
     for path, shard in zip(model.set.files, model.shards, strict=True):
         mine = [_placed(items[t.name], t.offset) for t in shard.infos if t.name in items]
         gone = [dropped[t.name] for t in shard.infos if t.name in dropped]
-        if mine:
+        if mine or opaque_kept(shard, request):
             part = _part(made, mine, gone, {**shard.metadata})
             groups.append(Output("", shard, plan_for(part, shard, fmt, request), (path,)))
     return groups
