@@ -123,10 +123,11 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
     index = None if single else output_index(model.set, suffix=suffix, variant=request.variant)
     plans = [o.plan for o in outputs]
     notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+    gone = {d.src.name for d in made.dropped}  # a pattern can drop a hundred thousand
     done = replace(
         made,
         items=tuple(i for plan in plans for i in plan.items),
-        dropped=(*made.dropped, *(d for plan in plans for d in plan.dropped if d not in made.dropped)),
+        dropped=(*made.dropped, *(d for plan in plans for d in plan.dropped if d.src.name not in gone)),
         notes=tuple(dict.fromkeys((*made.notes, *notes))),
     )
     return ModelPlan(model, request, fmt, made, done, outputs, index)
