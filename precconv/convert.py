@@ -24,7 +24,7 @@ from .passes import Seen, write_pass
 from .paths import free_bytes
 from .plan import Item, Plan
 from .report import Report
-from .request import Request, StrPath, draws_for, plan_for, plan_of
+from .request import Request, StrPath, draws_for, is_flat, plan_for, plan_of
 from .runs import Chunk, Progress, ProgressCallback, all_chunks, make_runs
 from .stats import Stats
 from .verify import sample_chunks, verify_header, verify_literals, verify_names, verify_values
@@ -150,7 +150,7 @@ class Outcome:
 def make_task(found: Checkpoint, made: Plan, final: Path, fmt: Format, request: Request) -> Task:
     """Lay an output out; ``made`` comes from ``plan_for``.  Raises OutputError for what the format cannot hold."""
     with collector_paused():
-        if made.dropped and isinstance(found.source.reader, TorchReader):  # there is nothing beside them, see plan_for
+        if isinstance(found.source.reader, TorchReader) and is_flat(made, found, request):  # see plan_for
             found = replace(found, source=replace(found.source, is_part=True))
         made, layout = _layout(found, made, final, fmt)
     return Task(found, made, layout, final, fmt, request)

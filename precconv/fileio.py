@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows: an open file cannot be removed there, which is the lock we need
     fcntl = None
 
-__all__ = ["InputFile", "PartFile", "SourceFile", "part_file", "sync_directory", "try_lock"]
+__all__ = ["InputFile", "PartFile", "SourceFile", "is_file_at", "part_file", "sync_directory", "try_lock"]
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 #: Opening a pipe waits for its other end without it.
@@ -246,7 +246,7 @@ class PartFile:
         """Give the file its final name, in one step; without ``replace`` never over an existing file."""
         if durable:
             self.sync()
-        if not _is_file_at(self._file.fd, self.path):
+        if not is_file_at(self._file.fd, self.path):
             raise OutputError("its temporary file was replaced", path=self.final)
         if fcntl is None:  # where an open file cannot be renamed; elsewhere the lock is held to the end
             self.close()
@@ -300,7 +300,7 @@ def _create(final: Path) -> PartFile:
         path = final.with_name(f".{final.name[:50]}.{secrets.token_hex(4)}{PART_SUFFIX}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         try:
-            if try_lock(fd) and _is_file_at(fd, path):
+            if try_lock(fd) and is_file_at(fd, path):
                 return PartFile(path, final, fd)
         except BaseException:  # a signal may come at any time
             os.close(fd)
@@ -320,7 +320,8 @@ def try_lock(fd: int) -> bool:
     return True
 
 
-def _is_file_at(fd: int, path: Path) -> bool:
+def is_file_at(fd: int, path: Path) -> bool:
+    """Whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:

@@ -25,7 +25,17 @@ from .ties import SharedMode, drop_ties, ties
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["Request", "Rounding", "draws_for", "plan_for", "plan_of", "request_of", "worker_count"]
+__all__ = [
+    "Request",
+    "Rounding",
+    "draws_for",
+    "is_flat",
+    "opaque_kept",
+    "plan_for",
+    "plan_of",
+    "request_of",
+    "worker_count",
+]
 
 StrPath = str | os.PathLike[str]
 Rounding = Literal["nearest", "stochastic"]
@@ -239,24 +249,38 @@ def require_tensors(found: Checkpoint) -> None:
 
 def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Plan:
     """The plan with what the output's format asks for; raises OutputError for tensors that it cannot hold."""
-    flat = fmt.name == "safetensors" or found.source.is_part
+    if fmt.name != "safetensors" and not found.source.is_part and found.left and is_flat(made, found, request):
+        hint = "take the weights alone (--weights model, or --select), or write safetensors"
+        why = made.dropped[0].why if made.dropped else "a rule"
+        message = f"{why} cannot drop tensors from a checkpoint that keeps its structure"
+        raise UsageError(message, path=found.file.path, hint=hint)
+    flat = fmt.name == "safetensors" or is_flat(made, found, request)
     made = replace(made, notes=(*made.notes, *found.left_note(kept=not flat)))
-    for name, tensor in found.opaque.items():
-        if flat and not any(rule.to == "drop" and rule.matches(name) for rule in request.policy.rules):
-            hint = f"leave it out (--rule {name!r}=drop), or keep the checkpoint's structure (--format pt)"
-            message = f"is {tensor.kind}, which cannot be written"
-            raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
+    for name in opaque_kept(found, request) if flat else ():
+        hint = (
+            f"leave it out (--rule {name!r}=drop), or keep the checkpoint's structure (--format pt, no tensor dropped)"
+        )
+        message = f"is {found.opaque[name].kind}, which cannot be written"
+        raise OutputError(message, tensor=name, path=found.file.path, hint=hint)
     if fmt.name != "safetensors":
-        if made.dropped and found.left and not found.source.is_part:
-            hint = "take the weights alone (--weights model, or --select), or write safetensors"
-            message = f"{made.dropped[0].why} cannot drop tensors from a checkpoint that keeps its structure"
-            raise UsageError(message, path=found.file.path, hint=hint)
         return made
     metadata = {**made.metadata}
     metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
     if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
+
+
+def opaque_kept(found: Checkpoint, request: Request) -> list[str]:
+    """The opaque tensors that no rule drops: they go where their checkpoint's structure goes, or nowhere."""
+    rules = request.policy.rules
+    first = {name: next((rule.to for rule in rules if rule.matches(name)), None) for name in found.opaque}
+    return [name for name, to in first.items() if to != "drop"]
+
+
+def is_flat(made: Plan, found: Checkpoint, request: Request) -> bool:
+    """Whether a torch file is written as names and tensors alone: what is dropped leaves no structure to keep."""
+    return found.source.is_part or bool(made.dropped) or len(opaque_kept(found, request)) < len(found.opaque)
 
 
 def draws_for(request: Request, found: Checkpoint, made: Plan) -> Draws | None:

@@ -6,7 +6,6 @@ Outputs are made side by side in a directory of their own, see ``stage``; it get
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -44,7 +43,7 @@ from .places import directory_output, require_replaceable, single_output
 from .plans import ModelPlan, Output, plan_models
 from .reports import Job, findings, plan_of_all, report
 from .source import Files, local_files
-from .stage import Stage, home_of, put_back, staged
+from .stage import Stage, copy_mode, home_of, put_back, staged
 
 __all__ = [
     "Made",
@@ -331,7 +330,7 @@ def _written(stage: Stage, output: Output, task: Task, progress: Progress) -> Ou
         outcome = write(task, part, progress)
         if not outcome.errors:
             outcome = verify(task, outcome, part, progress)
-            shutil.copymode(_first_file(output), part.path)
+            copy_mode(_first_file(output), part.path)
             part.publish(replace=True, durable=stage.must_sync)
     return outcome
 

@@ -11,10 +11,12 @@ from pathlib import Path, PurePosixPath
 from .._version import __version__
 from ..configs import with_dtype
 from ..convert import Outcome
+from ..errors import InputError
 from ..formats import Format
+from ..paths import reason
 from ..plan import Item, Plan
 from ..report import FileReport
-from ..request import Request
+from ..request import Request, opaque_kept
 from .card import Card, CardFacts, Kept, card
 from .models import CONFIG, Models
 from .names import family
@@ -51,17 +53,27 @@ def output_names(models: Models, plans: Sequence[ModelPlan]) -> list[str]:
 
 
 def _identity(models: Models, sources: Sequence[str]) -> list[object]:
-    """What changes when the source does: its commit, or its files' sizes and times."""
+    """What changes when the source does: its commit, or its files' sizes, times and places on the disk.
+
+    Times alone do not tell two models apart that an archive gave one time: files of one architecture have one size.
+    """
     files = models.files
     if files.sizes:
         return [files.repo, files.commit, sources]
-    stats = [(models.root / path).stat() for path in sources]
-    return [[path, s.st_size, s.st_mtime_ns] for path, s in zip(sources, stats, strict=True)]
+    stats = [_stat(models.root / path) for path in sources]
+    return [[path, s.st_size, s.st_mtime_ns, s.st_dev, s.st_ino] for path, s in zip(sources, stats, strict=True)]
 
 
 def copied_bytes(models: Models) -> int:
     """Bytes of what is carried over."""
-    return sum((models.root / path).stat().st_size for path in models.survey.others)
+    return sum(_stat(models.root / path).st_size for path in models.survey.others)
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as e:  # removed since it was listed
+        raise InputError(f"cannot be read: {reason(e)}", path=path) from e
 
 
 def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
@@ -152,9 +164,13 @@ def _index(made: ModelPlan, outcomes: Mapping[str, Outcome]) -> str:
     assert made.index is not None
     where = PurePosixPath(made.index).parent
     items = {o.name: outcomes[o.name].plan.items for o in made.outputs}
-    weight_map = {
-        i.src.name: PurePosixPath(name).relative_to(where).as_posix() for name, held in items.items() for i in held
-    }
+    weight_map: dict[str, str] = {}
+    for o in made.outputs:
+        shard = PurePosixPath(o.name).relative_to(where).as_posix()
+        names = [i.src.name for i in items[o.name]]
+        weight_map |= dict.fromkeys(
+            names + (opaque_kept(o.found, made.request) if made.fmt.name == "pt" else []), shard
+        )
     total = sum(_data_bytes(o, items[o.name], made.fmt) for o in made.outputs)
     return index_json(made.model.set.index_metadata, total, weight_map)
 

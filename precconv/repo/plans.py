@@ -12,7 +12,7 @@ from ..dtypes import FP32
 from ..errors import RuleError, UsageError
 from ..formats import Format, format_named
 from ..plan import Item, Plan, make_plan
-from ..request import Request, plan_for
+from ..request import Request, opaque_kept, plan_for
 from ..rules import Policy, Rule, suggest
 from .models import Model, Models
 from .sets import output_index, output_name
@@ -127,10 +127,11 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
     index = None if single else output_index(model.set, suffix=suffix, variant=request.variant)
     plans = [o.plan for o in outputs]
     notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+    gone = {d.src.name for d in made.dropped}  # a pattern can drop a hundred thousand
     done = replace(
         made,
         items=tuple(i for plan in plans for i in plan.items),
-        dropped=(*made.dropped, *(d for plan in plans for d in plan.dropped if d not in made.dropped)),
+        dropped=(*made.dropped, *(d for plan in plans for d in plan.dropped if d.src.name not in gone)),
         notes=tuple(dict.fromkeys((*made.notes, *notes))),
     )
     return ModelPlan(model, request, fmt, made, done, outputs, index)
@@ -155,7 +156,7 @@ def _by_shard(model: Model, made: Plan, fmt: Format, request: Request) -> list[O
     for path, shard in zip(model.set.files, model.shards, strict=True):
         mine = [_placed(items[t.name], t.offset) for t in shard.infos if t.name in items]
         gone = [dropped[t.name] for t in shard.infos if t.name in dropped]
-        if mine:
+        if mine or opaque_kept(shard, request):
             part = _part(made, mine, gone, {**shard.metadata})
             groups.append(Output("", shard, plan_for(part, shard, fmt, request), (path,)))
     return groups

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, OutputError
-from ..fileio import PART_SUFFIX, part_file, sync_directory, try_lock
+from ..fileio import PART_SUFFIX, is_file_at, part_file, sync_directory, try_lock
 from ..paths import is_taken, reason
 
-__all__ = ["Stage", "home_of", "put_back", "remove_stage", "staged"]
+__all__ = ["Stage", "copy_mode", "home_of", "put_back", "remove_stage", "staged"]
 
 _STATE, _LOCK = "state.json", "lock"
 _OLD = "replaced"  #: where an output that is being replaced waits
@@ -81,7 +81,8 @@ class Stage:
 
     def record(self, name: str, data: Mapping[str, Any]) -> None:
         """An output is whole and verified; ``data`` is what the report needs of it."""
-        found = self.place(name).stat()
+        with _writing(self.final / name):
+            found = self.place(name).stat()
         entry = {
             "name": name, "stat": [found.st_size, found.st_mtime_ns], "boot": boot_id(), "synced": self.must_sync,
             "data": data,
@@ -101,7 +102,7 @@ class Stage:
         with part_file(self.place(name)) as part:
             part.write(memoryview(data), 0)
             if mode_of is not None:
-                shutil.copymode(mode_of, part.path)
+                copy_mode(mode_of, part.path)
             part.publish(replace=True, durable=self.durable)
 
     def copy(self, source: Path, name: str) -> None:
@@ -147,7 +148,18 @@ class Stage:
         """Remove what an earlier run left in the tree that is not part of this output."""
         for path in [p for p in self.files.rglob("*") if not p.is_dir()]:
             if path.relative_to(self.files).as_posix() not in names:
-                path.unlink()
+                with _writing(self.final):
+                    path.unlink()
+
+
+def copy_mode(source: Path, part: Path) -> None:
+    """Give an output its source's permissions; raises InputError where that has lost its name meanwhile."""
+    try:
+        shutil.copymode(source, part)
+    except OSError as e:
+        if e.filename == os.fspath(source):
+            raise InputError(f"cannot be read: {reason(e)}", path=source) from e
+        raise OutputError(f"cannot be written: {reason(e)}", path=part) from e
 
 
 @contextmanager
@@ -158,7 +170,8 @@ def staged(final: Path, fingerprint: str, *, durable: bool) -> Iterator[Stage]:
     """
     home, keep = home_of(final), False
     with _writing(final):
-        home.mkdir(exist_ok=True)
+        if not home.is_symlink():
+            home.mkdir(exist_ok=True)
     with _lock(final) as is_mine:
         if not is_mine:
             raise OutputError("another run is writing it", path=final, hint="wait for it, or give another name with -o")
@@ -190,11 +203,15 @@ def put_back(final: Path) -> None:
 @contextmanager
 def _lock(final: Path) -> Iterator[bool]:
     """Whether no other run is making the same output, nor is until the end of the body."""
-    path = home_of(final) / _LOCK
+    home = home_of(final)
+    path = home / _LOCK
+    for made in (home, home / "files", home / "done"):
+        if made.is_symlink():  # in a directory that others may write, theirs: what it leads to is not ours to remove
+            raise OutputError("is a link where the output is to be made", path=made, hint="remove it")
     with _writing(final):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
-        yield try_lock(fd) and path.exists()  # else whoever held it has removed it
+        yield try_lock(fd) and is_file_at(fd, path)  # else whoever held it has removed it, and a third may have another
     finally:
         os.close(fd)
 
@@ -208,6 +225,8 @@ def home_of(final: Path) -> Path:
 def remove_stage(final: Path) -> None:
     """Remove what a killed run left of making ``final``, unless a run is at it."""
     home = home_of(final)
+    if home.is_symlink():
+        return
     with contextlib.suppress(OSError):
         # made where it is not there: the run may have been killed while it removed all this
         fd = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
