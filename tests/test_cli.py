@@ -167,6 +167,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "address": "auto",
         "workers": 1,
         "report": "r.json",
+        "html": None,
         "durable": True,
         "force": True,
         "progress": None,
