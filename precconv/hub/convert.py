@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
 from ..convert import convert_file
+from ..engines import Engine, open_engine
 from ..errors import HubError, UsageError
 from ..fileio import InputFile, SourceFile
 from ..inspection import Inspection
@@ -78,19 +79,28 @@ def convert_repo(
     if output is not None and (push.low_disk or push.engine is not None):
         hint = "leave out -o: the model is on the Hub then"
         raise UsageError("--low-disk and --engine keep nothing here", path=os.fspath(output), hint=hint)
+    if request.shard_size is not None and (push.low_disk or push.engine is not None):
+        what = "--low-disk" if push.low_disk else "--engine"
+        hint = f"leave out {what}, or write the same shards"
+        raise UsageError(f"{what} converts a shard at a time, this output needs all of them", hint=hint)
     files = remote_files(repo)
-    with pushing(push.target, files, request, at_once=push.low_disk) as sink:
+    with _engine(push) as engine, pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None:
             return already(sink, files, plan_files(files, output, request), request)
-        make = None
-        if push.engine is not None:
-            make = runner(repo, sink, push.engine, workers=push.workers, address=push.address)
+        make = None if engine is None else runner(repo, sink, engine)
         done = convert_found(
             repo, output or _stage_name(push), request, progress, sink, keeps=output is not None,
             low_disk=push.low_disk, runner=make,
         )  # fmt: skip
         assert sink.published is not None
         return replace(done, published=asdict(sink.published))
+
+
+def _engine(push: Push) -> AbstractContextManager[Engine | None]:
+    """Opened before a repo is made: it may not answer."""
+    if push.engine is None:
+        return nullcontext()
+    return open_engine(push.engine, workers=push.workers, address=push.address)
 
 
 def _stage_name(push: Push) -> str:
@@ -135,10 +145,6 @@ def convert_found(
     one = single_output(output)
     final = directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output) if one is None else one
     by_shard = low_disk or runner is not None
-    if by_shard and (one is not None or request.shard_size is not None):
-        what = "--low-disk" if low_disk else "--engine"
-        hint = f"leave out {what}, or write the same shards"
-        raise UsageError(f"{what} converts a shard at a time, this output needs all of them", hint=hint)
     put_back(final)
     weights, others = _needed(repo, request)
     sizes = [sum(repo.sizes[name] for name in names) for names in (weights, others)]
