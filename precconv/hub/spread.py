@@ -126,4 +126,5 @@ def _result(future: Future[Any]) -> Any:
         raise cause
     if isinstance(error, PrecconvError):
         raise error
-    raise WorkerError(f"a worker failed: {str(error).strip().splitlines()[0]}") from error
+    said = str(error).strip() or type(error).__name__
+    raise WorkerError(f"a worker failed: {said.splitlines()[0]}") from error
