@@ -11,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -54,9 +55,13 @@ def commands(scratch: Path) -> Iterator[Runner]:
         at: int | None = None,
         by: signal.Signals = signal.SIGKILL,
         values: Mapping[str, object] | None = None,
+        only: Sequence[str] = ("",),
     ) -> Ended:
-        """``at``: the number of the step before which signal ``by`` comes; ``values``: of each ``module:name``."""
-        stdin.write(json.dumps([[os.fspath(a) for a in args], at, by, values or {}]) + "\n")
+        """``at``: the number of the step before which signal ``by`` comes; ``values``: of each ``module:name``.
+
+        ``only``: what the text of a step begins with that counts as one.
+        """
+        stdin.write(json.dumps([[os.fspath(a) for a in args], at, by, values or {}, only]) + "\n")
         stdin.flush()
         return Ended(**json.loads(stdout.readline()))
 
@@ -79,10 +84,10 @@ def serve(scratch: Path) -> None:
 
     files = {name: scratch / name for name in ("steps", "stdout", "stderr")}
     for line in sys.stdin:
-        args, at, by, values = json.loads(line)
+        args, at, by, values, only = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            run_here(args, at, signal.Signals(by), values, files)
+            run_here(args, at, signal.Signals(by), values, tuple(only), files)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         said = {name: path.read_text("utf-8") for name, path in files.items()}
         sys.stdout.write(json.dumps({**said, "code": code, "steps": said["steps"].splitlines()}) + "\n")
@@ -90,19 +95,23 @@ def serve(scratch: Path) -> None:
 
 
 def run_here(
-    args: list[str], at: int | None, by: signal.Signals, values: Mapping[str, object], files: Mapping[str, Path]
-) -> None:
+    args: list[str], at: int | None, by: signal.Signals, values: Mapping[str, object], only: tuple[str, ...],
+    files: Mapping[str, Path],
+) -> None:  # fmt: skip
     fds = {name: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name, path in files.items()}
     os.dup2(fds["stdout"], 1)
     os.dup2(fds["stderr"], 2)
-    done = 0
+    done, one = 0, threading.Lock()
 
     def step(text: str) -> None:
         nonlocal done
-        done += 1
-        if done - 1 == at:
-            os.kill(os.getpid(), by)
-        os.write(fds["steps"], f"{text}\n".encode())
+        if not text.startswith(only):
+            return
+        with one:
+            done += 1
+            if done - 1 == at:
+                os.kill(os.getpid(), by)
+            os.write(fds["steps"], f"{text}\n".encode())
 
     observe(step)
     for name, value in values.items():
@@ -126,6 +135,8 @@ def run_here(
 def observe(step: Callable[[str], None]) -> None:
     """Say every step that changes something on the disk, before it is done and, for the large ones, after it."""
     from precconv import fileio
+    from precconv.batch.ledger import Ledger
+    from precconv.hub import publish
     from precconv.repo import stage
 
     def wrap(owner: Any, name: str, before: Callable[..., str] | None, after: Callable[..., str] | None) -> None:
@@ -150,6 +161,9 @@ def observe(step: Callable[[str], None]) -> None:
     wrap(stage.Stage, "copy", lambda _, __, name: f"copy {name}", lambda _, __, name: f"copied {name}")
     wrap(stage.Stage, "publish", lambda *_: "publish", lambda *_: "published")
     wrap(Path, "rename", lambda path, _: f"rename {path.name}", lambda path, _: f"renamed {path.name}")
+    wrap(Ledger, "add", lambda _, event: f"ledger {event}", lambda _, event: f"ledgered {event}")
+    wrap(publish, "_uploaded", lambda *args: f"send {args[3]}", lambda *args: f"sent {args[3]}")
+    wrap(publish.Publisher, "commit", lambda *_: "commit", lambda *_: "committed")
     wrap(shutil, "rmtree", lambda path, *_: f"remove {Path(path).name}", None)
 
 

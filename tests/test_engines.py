@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from fixtures import make
 from precconv import UsageError, WorkerError
 from precconv.engines import ENGINES, Engine, interrupted_by, open_engine
 
+from .clusters import needs_ray, run_alone
 from .processes import HANG, ROOT, environment, posix
 
 Progress = Callable[[int, int], None] | None
@@ -214,43 +213,15 @@ def test_engines_have_names_and_the_wrong_ones_are_usage_errors(monkeypatch: pyt
     assert missing.value.hint == "pip install 'precconv[ray]'"
 
 
-# Ray, a real one, in a network of its own: it binds every address that there is
-
-RAY = shutil.which("ray", path=sysconfig.get_path("scripts"))
-NETWORK = ["unshare", "-n", "-p", "--fork", "--kill-child", "--mount-proc"]
-
-
-def has_own_network() -> bool:
-    if not shutil.which("unshare") or not shutil.which("ip"):
-        return False
-    tried = subprocess.run([*NETWORK, "ip", "link", "set", "lo", "up"], capture_output=True, check=False)
-    return tried.returncode == 0
-
-
-needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None or RAY is None or not has_own_network(),
-    reason="needs Ray (pip install 'precconv[ray]') and leave to make a network namespace (unshare -n)",
-)
-
-#: Ray's sockets need short names, so its directory is mounted under one; all of it ends with the namespace.
-_CLUSTER = """
-set -e
-ip link set lo up
-mkdir {home}/ray
-mount --bind {home}/ray /mnt
-export RAY_TMPDIR=/mnt
-{python} {home}/driver.py {home} alone
-{ray} start --head --num-cpus 2 --memory 2000000000 --object-store-memory 80000000 --include-dashboard=false \
-    --disable-usage-stats >{home}/start.log 2>&1 || {{ cat {home}/start.log >&2; exit 1; }}
-exec {python} {home}/driver.py {home}
-"""
+# Ray
 
 _DRIVER = """
-import json, os, sys
+import json, os, subprocess, sys
 from pathlib import Path
 import precconv
 from precconv import InputError
 from precconv.engines import interrupted_by, open_engine
+from tests.clusters import start_ray
 home = Path(sys.argv[1])
 SAID = {}
 if sys.argv[2:] == ["alone"]:
@@ -259,6 +230,8 @@ if sys.argv[2:] == ["alone"]:
     except InputError as e:
         (home / "alone").write_text(str(e))
     sys.exit()
+subprocess.run([sys.executable, __file__, home, "alone"], check=True)
+start_ray()
 
 
 def shipped(job, progress):
@@ -307,11 +280,7 @@ def test_ray_runs_the_same_jobs_with_the_same_results(tmp_path: Path) -> None:
     for name in ("good/tiny-llama", "good/metadata", "hostile/data-hole"):
         shutil.copy(make.ROOT / f"{name}.safetensors", tmp_path)
     (tmp_path / "driver.py").write_text(_DRIVER)
-    script = _CLUSTER.format(ray=RAY, python=sys.executable, home=tmp_path)
-    done = subprocess.run(
-        [*NETWORK, "bash", "-c", script],
-        cwd=tmp_path, env=environment(), capture_output=True, encoding="utf-8", timeout=HANG, check=False,
-    )  # fmt: skip
+    done = run_alone(tmp_path / "driver.py")
     assert done.returncode == 0, done.stderr
     said = json.loads((tmp_path / "said.json").read_text())
     assert said["engine"] == [2, 1, True, [0, 0]]

@@ -210,6 +210,16 @@ def test_a_new_commit_in_one_source_publishes_exactly_that_one_again(hub: HubSer
     assert outcomes(place.batch(*names)) == ["skipped"] * 3
 
 
+def test_what_was_not_there_and_failed_is_retried_when_it_is(hub: HubServer, place: Place) -> None:
+    names = few(hub, 2)
+    assert outcomes(place.batch(*names, "acme/late")) == ["done", "done", "failed"]
+    hub.create("acme/late", model(5))
+    hub.commit("acme/m0", model(6))
+    report = place.batch(*names, "acme/late", retry_failed=True)
+    assert outcomes(report) == ["not run", "skipped", "done"]
+    assert is_half_of(published(hub, "tester/late-fp16"), published(hub, "acme/late"))
+
+
 def test_a_batch_whose_ledger_is_lost_finds_what_is_published(hub: HubServer, place: Place) -> None:
     names = few(hub)
     place.batch(*names)

@@ -46,12 +46,21 @@ class Ledger:
         self.path, self.fd = path, fd
         self.under_way: dict[tuple[str, str], dict[str, Any]] = {}  #: started by this run, not ended
         self._last: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._latest: dict[tuple[object, str], Mapping[str, Any]] = {}
         for record in records:
-            self._last[_place(record["key"], record["output"])] = record
+            self._keep(record)
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        self._last[_place(record["key"], record["output"])] = record
+        self._latest[record.get("source"), os.path.normcase(record["output"])] = record
 
     def last(self, key: str, output: str) -> Mapping[str, Any] | None:
         """The last that was said of a job with this output."""
         return self._last.get(_place(key, output))
+
+    def latest(self, source: str, output: str) -> Mapping[str, Any] | None:
+        """The same, whatever the source was then: one that could not be found had no commit yet."""
+        return self._latest.get((source, os.path.normcase(output)))
 
     def knows(self, output: str) -> bool:
         """Whether any job made, or began to make, this output."""
@@ -69,7 +78,7 @@ class Ledger:
             self.under_way[_place(key, output)] = {"key": key, "source": source, "output": output}
         else:
             self.under_way.pop(_place(key, output), None)
-        self._last[_place(key, output)] = record
+        self._keep(record)
         return record
 
     def _write(self, line: bytes) -> None:

@@ -62,7 +62,7 @@ def select(jobs: Sequence[Planned], ledger: Ledger, *, retry_failed: bool) -> It
         last = ledger.last(planned.key, planned.place) or {}
         if last.get("event") == "done" and (planned.output is None or is_taken(planned.output)):
             yield planned, Result(planned, "skipped", last)
-        elif retry_failed and last.get("event") != "failed":
+        elif retry_failed and (ledger.latest(planned.source, planned.place) or {}).get("event") != "failed":
             yield planned, Result(planned, "not run", {})
         else:
             yield planned, None

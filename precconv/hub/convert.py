@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from ..bulk import collector_paused
 from ..checkpoint import open_checkpoint
 from ..convert import convert_file
+from ..engines import Engine, open_engine
 from ..errors import HubError, InputError, OutputError, UsageError
 from ..fileio import InputFile, SourceFile
 from ..formats import Format
@@ -129,18 +130,23 @@ def convert_repo(
     keeps, files, place = output is not None, remote_files(repo), output or _stage_name(push)
     final = _final(repo, place, request)
     needed = _needs(repo, final, request)  # a repo is made on the Hub only for what can be converted
-    with pushing(push.target, files, request, at_once=push.low_disk) as sink:
+    with _engine(push) as engine, pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
             _tidy(final)
             return already(sink, files, plan_files(files, output, request), request)
         to = sink if sink.already is None else None  # what is published, but not here, is made here
-        make = None
-        if push.engine is not None and to is not None:
-            make = engine_runner(repo, to, push.engine, workers=push.workers, address=push.address)
+        make = None if engine is None or to is None else engine_runner(repo, to, engine)
         done = convert_found(
             repo, place, request, progress, to, keeps=keeps, low_disk=push.low_disk, needed=needed, runner=make
         )
         return _with_published(done, sink)
+
+
+def _engine(push: Push) -> AbstractContextManager[Engine | None]:
+    """Opened before a repo is made: it may not answer."""
+    if push.engine is None:
+        return nullcontext()
+    return open_engine(push.engine, workers=push.workers, address=push.address)
 
 
 def _stage_name(push: Push) -> str:

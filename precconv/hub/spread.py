@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import open_checkpoint
 from ..convert import Outcome, Task, make_task, verify, write
-from ..engines import Engine, open_engine
+from ..engines import Engine
 from ..errors import PrecconvError, WorkerError
 from ..fileio import part_file
 from ..formats import format_named
@@ -77,17 +77,16 @@ def convert_shard(
 
 
 def runner(
-    repo: HubRepo, sink: HubSink, engine: str, *, workers: int | None, address: str | None
+    repo: HubRepo, sink: HubSink, engine: Engine
 ) -> Callable[[Sequence[Made], ProgressCallback | None], dict[str, Outcome]]:
     """What makes a model's outputs on an engine, and hands the sink what they sent."""
 
     def run(todo: Sequence[Made], progress: ProgressCallback | None) -> dict[str, Outcome]:
-        with open_engine(engine, workers=workers, address=address) as places:
-            try:
-                return _run(repo, sink, places, todo, progress)
-            except BaseException:
-                places.interrupt()
-                raise
+        try:
+            return _run(repo, sink, engine, todo, progress)
+        except BaseException:
+            engine.interrupt()
+            raise
 
     return run
 
@@ -127,4 +126,5 @@ def _result(future: Future[Any]) -> Any:
         raise cause
     if isinstance(error, PrecconvError):
         raise error
-    raise WorkerError(f"a worker failed: {str(error).strip().splitlines()[0]}") from error
+    said = str(error).strip() or type(error).__name__
+    raise WorkerError(f"a worker failed: {said.splitlines()[0]}") from error
