@@ -27,7 +27,16 @@ try:
 except ImportError:  # Windows: an open file cannot be removed there, which is the lock we need
     fcntl = None
 
-__all__ = ["InputFile", "PartFile", "SourceFile", "is_file_at", "part_file", "sync_directory", "try_lock"]
+__all__ = [
+    "InputFile",
+    "PartFile",
+    "SourceFile",
+    "is_file_at",
+    "part_file",
+    "remove_stale_parts",
+    "sync_directory",
+    "try_lock",
+]
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 #: Opening a pipe waits for its other end without it.
@@ -267,13 +276,14 @@ class PartFile:
 
 
 @contextmanager
-def part_file(final: Path) -> Iterator[PartFile]:
+def part_file(final: Path, *, sweeps: bool = True) -> Iterator[PartFile]:
     """A new file beside ``final``, removed on the way out unless it was published.
 
-    Files of this kind that a killed process left in the directory are removed first.
+    Files of this kind that a killed process left in the directory are removed first, unless that was done already.
     """
     with _writing(final):
-        remove_stale_parts(final.parent)
+        if sweeps:
+            remove_stale_parts(final.parent)
         part = _create(final)
     try:
         yield part

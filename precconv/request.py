@@ -156,7 +156,12 @@ def _rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | 
 def _components(given: Mapping[str, str | DType] | Sequence[str]) -> dict[str, DType | Literal["keep"]]:
     """From ``{"unet": "fp16"}``, or the command line's ``unet=fp16,vae=keep``."""
     pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(p) for text in given for p in text.split(",")]
-    return {name: "keep" if to == "keep" else target(to) for name, to in pairs}
+    found: dict[str, DType | Literal["keep"]] = {}
+    for name, to in pairs:
+        wanted: DType | Literal["keep"] = "keep" if to == "keep" else target(to)
+        if found.setdefault(name, wanted) != wanted:
+            raise UsageError(f"component {name!r} is asked for as {found[name]} and as {wanted}")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:

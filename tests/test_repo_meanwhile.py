@@ -114,3 +114,17 @@ def test_a_checkpoint_with_the_stages_name_is_no_stage(root: Path, tmp_path: Pat
     with pytest.raises(precconv.OutputError, match="cannot be written: not a directory"):
         precconv.convert(root, to="bf16")
     assert stages(tmp_path) == [stage.home_of(tmp_path / "m-bf16")]
+
+
+def test_what_a_killed_run_was_writing_is_gone_before_anything_else_is_written(root: Path, tmp_path: Path) -> None:
+    stopped(root, tmp_path / "out")
+    home = stage.home_of(tmp_path / "out")
+    left = [home / where / ".x.00000000.precconv-part" for where in ("", "done", "files", "files/sub")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half of a large shard")
+    seen: list[bool] = []
+    precconv.convert(
+        root, to="bf16", output=tmp_path / "out", progress=lambda *_: seen.append(any(p.exists() for p in left))
+    )
+    assert set(seen) == {False}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import precconv
-from precconv.errors import InputError, NumericError
+from precconv.errors import InputError, NumericError, UsageError
 
 from .layouts import CONFIG, directory, kinds, names, sharded, values
 
@@ -165,3 +166,25 @@ def test_tied_tensors_of_torch_shards_with_rules_of_their_own_are_apart(tmp_path
     for name, tensor in want.items():
         assert one[name].dtype is tensor.dtype
         assert torch.equal(one[name], tensor)
+
+
+@pytest.mark.parametrize("torch_first", [False, True])
+def test_shards_of_different_formats_are_written_in_the_one_that_is_said(tmp_path: Path, torch_first: bool) -> None:
+    source, out = three_shards(tmp_path / "in"), tmp_path / "out"
+    name = f"model-0000{1 if torch_first else 3}-of-00003.safetensors"
+    before = {key: x.clone() for key, x in load_file(source / name).items()}  # not the file that is replaced
+    torch.save(before, source / name)
+    with pytest.raises(UsageError, match="its shards are of different formats: ") as caught:
+        precconv.convert(source, to="bf16", output=out)
+    assert "--format safetensors" in str(caught.value.hint)
+    assert not out.exists()
+    precconv.convert(source, to="bf16", output=out, format="safetensors")
+    assert names(out) == names(source)
+    assert load_file(out / name).keys() == before.keys()
+
+
+def test_a_component_that_is_asked_for_in_two_ways_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="component 'unet' is asked for as fp32 and as fp16"):
+        precconv.plan(tmp_path, to="bf16", component=["unet=fp32,vae=keep", "unet=fp16"])
+    with pytest.raises(InputError, match="there are no files"):  # which comes after the options
+        precconv.plan(tmp_path, to="bf16", component=["unet=fp32", "unet=float32"])

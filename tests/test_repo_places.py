@@ -119,6 +119,13 @@ def test_an_empty_directory_takes_the_output_also_through_a_link(root: Path, giv
     assert stages(root.parent) == []
 
 
+@pytest.mark.skipif(not os.path.ismount("/proc"), reason="nothing is mounted there")
+def test_a_mount_point_is_refused_as_the_output_before_anything_is_done(root: Path) -> None:
+    with pytest.raises(precconv.OutputError, match="/proc: is a mount point, which cannot be replaced") as caught:
+        precconv.convert(root, to="bf16", output="/proc", force=True)
+    assert "/proc/m" in str(caught.value.hint)
+
+
 @posix
 def test_a_loop_of_links_is_refused_as_the_output(root: Path) -> None:
     (root.parent / "a").symlink_to("b")

@@ -326,7 +326,7 @@ def _near(job: Job, stage: Stage, output: Output, task: Task, progress: Progress
 
 
 def _written(stage: Stage, output: Output, task: Task, progress: Progress) -> Outcome:
-    with task.file.held(), part_file(task.final) as part:
+    with task.file.held(), part_file(task.final, sweeps=False) as part:
         outcome = write(task, part, progress)
         if not outcome.errors:
             outcome = verify(task, outcome, part, progress)

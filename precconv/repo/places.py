@@ -34,6 +34,11 @@ def directory_output(root: Path, to: DType, output: str | os.PathLike[str] | Non
         raise OutputError("is the input itself", path=final, hint="give another name with -o")
     if any(same_file(final, above) for above in root.resolve().parents):
         raise OutputError("the input lies in it", path=final, hint="give another name with -o")
+    if os.path.ismount(
+        final
+    ):  # a volume of a container, say; seen hours later otherwise, when the output gets its name
+        hint = f"name a directory in it, e.g. -o {final / root.resolve().name}"
+        raise OutputError("is a mount point, which cannot be replaced", path=final, hint=hint)
     if is_taken(final) and not is_directory(final):
         raise OutputError("is a file, the output is a directory", path=final, hint="give another name with -o")
     return final

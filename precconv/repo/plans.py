@@ -102,6 +102,9 @@ def _matched(models: Models, requests: Sequence[Request], request: Request) -> s
 
 def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPlan:
     whole, name = model.whole, model.set.files[0].rpartition("/")[2]
+    if request.format == "same" and (kinds := {s.format.name for s in model.shards} - {whole.format.name}):
+        message = f"its shards are of different formats: {', '.join([whole.format.name, *sorted(kinds)])}"
+        raise UsageError(message, path=whole.file.path, hint="say which to write, e.g. --format safetensors")
     made = make_plan(
         whole.infos,
         whole.metadata,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, OutputError
-from ..fileio import PART_SUFFIX, is_file_at, part_file, sync_directory, try_lock
+from ..fileio import PART_SUFFIX, is_file_at, part_file, remove_stale_parts, sync_directory, try_lock
 from ..paths import is_taken, reason
 
 __all__ = ["Stage", "copy_mode", "home_of", "put_back", "remove_stage", "staged"]
@@ -46,6 +46,10 @@ class Stage:
                 shutil.rmtree(part, ignore_errors=True)
         self.files.mkdir(exist_ok=True)
         done.mkdir(exist_ok=True)
+        for part in (self.files, done):  # once: to look through a directory for each of its files takes ever longer
+            for directory in (part, *(p for p in part.rglob("*") if p.is_dir())):
+                remove_stale_parts(directory)
+        remove_stale_parts(self.home)
         self._write(self.home / _STATE, {"fingerprint": fingerprint})
         records = [_read(p) for p in sorted(done.glob("*.json"))]
         return {r["name"]: r["data"] for r in records if self._is_intact(r)}
@@ -93,13 +97,13 @@ class Stage:
 
     def _write(self, path: Path, data: Mapping[str, Any]) -> None:
         text = json.dumps(data).encode()
-        with part_file(path) as part:
+        with part_file(path, sweeps=False) as part:
             part.write(memoryview(text), 0)
             part.publish(replace=True, durable=self.durable)
 
     def write(self, name: str, data: bytes, *, mode_of: Path | None = None) -> None:
         """A small file of the output, with the permissions of another."""
-        with part_file(self.place(name)) as part:
+        with part_file(self.place(name), sweeps=False) as part:
             part.write(memoryview(data), 0)
             if mode_of is not None:
                 copy_mode(mode_of, part.path)
