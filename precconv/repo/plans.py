@@ -12,11 +12,12 @@ from ..formats import Format, format_named
 from ..plan import Item, Plan, make_plan
 from ..request import Request, plan_for
 from ..rules import Policy, Rule, suggest
+from ..tensors import prefixed
 from .models import Model, Models
 from .sets import output_index, output_name
 from .shards import split
 
-__all__ = ["ModelPlan", "Output", "combined", "plan_models", "prefixed"]
+__all__ = ["ModelPlan", "Output", "combined", "plan_models"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _matched(models: Models, requests: Sequence[Request], request: Request) -> s
     for rule in request.policy.rules:
         parts = [p for m in models.models if (p := _rule_for(rule, m, models.models)) is not None]
         if not any(p in matched for p in parts):
-            every = [prefixed(m.name, n, alone=len(names) == 1) for m in models.models for n in names[m.name]]
+            every = [prefixed(models.label(m), n) for m in models.models for n in names[m.name]]
             raise RuleError(f"{rule} matches no tensor", hint=suggest(rule, every))
     return matched
 
@@ -172,11 +173,6 @@ def _part(made: Plan, items: Sequence[Item], dropped: Sequence[Item], metadata: 
     return replace(made, items=tuple(items), dropped=tuple(dropped), metadata=metadata, notes=(), warnings=())
 
 
-def prefixed(component: str, tensor: str, *, alone: bool) -> str:
-    """A tensor's name in a report on several components."""
-    return tensor if alone or not component else f"{component}/{tensor}"
-
-
 def combined(policy: Policy, parts: Sequence[tuple[str, Plan]], notes: Iterable[str]) -> Plan:
     """The plans of all components as one, tensors named after their component where there are several."""
     alone = len(parts) == 1
@@ -184,7 +180,7 @@ def combined(policy: Policy, parts: Sequence[tuple[str, Plan]], notes: Iterable[
     def named(component: str, items: Iterable[Item]) -> Iterable[Item]:
         if alone:
             return items
-        return (Item(i.src._replace(name=prefixed(component, i.src.name, alone=alone)), i.to, i.why) for i in items)
+        return (Item(i.src._replace(name=prefixed(component, i.src.name)), i.to, i.why) for i in items)
 
     def said(component: str, lines: Iterable[str]) -> Iterable[str]:
         return lines if alone or not component else (f"{component}: {line}" for line in lines)

@@ -13,8 +13,9 @@ from ..plan import Plan
 from ..report import FileReport, Report
 from ..request import Request
 from ..stats import Stats
+from ..tensors import prefixed
 from .models import Models
-from .plans import ModelPlan, Output, combined, prefixed
+from .plans import ModelPlan, Output, combined
 
 __all__ = ["Job", "findings", "plan_of_all", "report"]
 
@@ -30,15 +31,11 @@ class Job:
     tasks: Sequence[tuple[ModelPlan, Output, Task]]
     started: float
 
-    @property
-    def alone(self) -> bool:
-        return len(self.plans) == 1
-
 
 def findings(job: Job, outcomes: Mapping[str, Outcome]) -> list[Finding]:
     """What the checks found in all outputs, tensors named after their component where there are several."""
     return [
-        replace(f, tensor=prefixed(made.model.name, f.tensor, alone=job.alone))
+        replace(f, tensor=prefixed(job.models.label(made.model), f.tensor))
         for made, output, _ in job.tasks
         if output.name in outcomes
         for f in outcomes[output.name].findings
