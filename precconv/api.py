@@ -1,15 +1,13 @@
-"""The conversion of whatever a source is: the public ``convert`` and ``plan``; and its scan."""
+"""The conversion of whatever a source is: the public ``convert`` and ``plan``; and what is in it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .checkpoint import open_checkpoint
 from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
-from .dtypes import BF16, FP16, DType
+from .dtypes import DType
 from .errors import UsageError
 from .hub.convert import convert_repo, inspect_repo, plan_repo, push_directory
 from .hub.publish import Target
@@ -25,15 +23,11 @@ from .report import Report
 from .request import Request, Rounding, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
 from .runs import ProgressCallback
-from .scan import Scan, scan_checkpoints
 from .ties import SharedMode
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["convert", "inspect", "plan", "scan"]
-
-#: What a scan judges unless it is told.
-_HALVES = (FP16, BF16)
+__all__ = ["convert", "inspect", "plan"]
 
 
 def plan(
@@ -210,41 +204,3 @@ def inspect(source: StrPath, *, weights: Weights = "auto", select: str | None = 
     if ref is not None:
         return inspect_repo(ref, weights=weights, select=select)
     return inspect_file(source, weights=weights, select=select)
-
-
-def scan(
-    source: StrPath,
-    *,
-    to: str | DType | None = None,
-    weights: Weights = "auto",
-    select: str | None = None,
-    strip_wrappers: bool = False,
-    preset: str = "auto",
-    norms: NormMode = "fp32",
-    mixed: MixedMode = "keep",
-    keep: Sequence[str] = (),
-    rule: Sequence[str | Rule] = (),
-    rules: StrPath | None = None,
-    workers: int | None = None,
-    progress: ProgressCallback | None = None,
-) -> Scan:
-    """Read every value of a checkpoint file once, and say what a cast would make of them; nothing is written.
-
-    ``to``: the target that the verdict is about; by default both ``fp16`` and ``bf16``.  What each would lose is
-    measured in any case.
-    ``weights`` … ``rules``: as in ``convert``; they decide which tensors a conversion would cast, and only those are
-    judged.
-    ``workers``: threads; by default one for each usable core.  The result does not depend on it.
-    ``progress``: called in this thread with (done, total) bytes of the source.
-
-    Raises InputError, UsageError or RuleError.
-    """
-    requests = [
-        request_of(
-            to=target, weights=weights, select=select, strip_wrappers=strip_wrappers, preset=preset, norms=norms,
-            mixed=mixed, keep=keep, rule=rule, rules=rules, workers=workers,
-        )
-        for target in ((to,) if to is not None else _HALVES)
-    ]  # fmt: skip
-    with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
-        return scan_checkpoints([(found.file.path.name, found)], requests, source=os.fspath(source), progress=progress)

@@ -74,6 +74,24 @@ class Request:
             **({"components": {name: str(to) for name, to in self.components.items()}} if self.components else {}),
         }
 
+    def plan_words(self) -> list[str]:
+        """The options that a plan depends on, but for the target, as on the command line."""
+        policy = self.policy
+        words = {
+            "--weights": self.weights if self.weights != "auto" else None,
+            "--select": self.select,
+            "--preset": policy.preset if policy.preset != "auto" else None,
+            "--norms": policy.norms if policy.norms != "fp32" else None,
+            "--mixed": policy.mixed if policy.mixed != "keep" else None,
+            "--from-variant": self.from_variant,
+        }
+        said = [word for name, value in words.items() if value is not None for word in (name, value)]
+        said += ["--strip-wrappers"] if self.strip_wrappers else []
+        said += [word for name, to in self.components.items() for word in ("--component", f"{name}={to}")]
+        for rule in policy.rules:
+            said += ["--keep", rule.match] if rule.origin == "--keep" else ["--rule", f"{rule.match}={rule.to}"]
+        return said
+
     def repo_options(self) -> dict[str, Any]:
         """The same for a model directory."""
         return {

@@ -9,16 +9,17 @@ from pathlib import Path
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FP32
-from .hub.convert import fetched_files
+from .hub.convert import fetched_files, ranged_files
 from .hub.refs import parse_ref
 from .paths import is_directory
 from .repo.models import open_models
-from .repo.source import local_files
+from .repo.source import Files, local_files
 from .request import Request, StrPath
 from .rules import Policy
+from .runs import ProgressCallback
 from .weights import Weights
 
-__all__ = ["opened"]
+__all__ = ["model_files", "opened"]
 
 
 @contextmanager
@@ -30,13 +31,26 @@ def opened(
     A model on the Hub is fetched to the client's cache.  Raises InputError, HubError, or UsageError where the weights
     are the user's choice.
     """
-    ref = None if is_directory(source) else parse_ref(source)
-    if ref is None and not is_directory(source):
+    request = Request(policy=Policy(FP32), weights=weights, select=select, strip_wrappers=strip_wrappers)
+    files = model_files(source, request)
+    if files is None:
         with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
             yield {"": found}
         return
-    request = Request(policy=Policy(FP32), weights=weights, select=select, strip_wrappers=strip_wrappers)
-    files = local_files(Path(os.fspath(source))) if ref is None else fetched_files(ref, request)
     with open_models(files, request) as models:
-        alone = len(models.models) == 1
-        yield {"" if alone else m.name: m.whole for m in models.models}
+        yield {models.label(m): m.whole for m in models.models}
+
+
+def model_files(
+    source: StrPath, request: Request, *, ranged: bool = False, progress: ProgressCallback | None = None
+) -> Files | None:
+    """The files of a model, in a directory or on the Hub; None where the source is a checkpoint file.
+
+    Those on the Hub are fetched to the client's cache; with ``ranged`` they are read where they are.
+    """
+    if is_directory(source):
+        return local_files(Path(os.fspath(source)))
+    ref = parse_ref(source)
+    if ref is None:
+        return None
+    return ranged_files(ref) if ranged else fetched_files(ref, request, progress)

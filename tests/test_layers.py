@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("repo", "scan_text"),
     ("hub",),
     ("sources",),
-    ("api", "diff", "live"),
+    ("api", "diff", "live", "scanning"),
     ("cli", "__init__"),
     ("__main__",),
 )

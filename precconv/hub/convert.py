@@ -29,17 +29,25 @@ from .push import Push, already, pushing
 from .refs import Ref
 from .source import HubFile, HubRepo, fetch, fetched, find, remote_files
 
-__all__ = ["convert_found", "convert_repo", "fetched_files", "inspect_repo", "plan_repo", "push_directory"]
+__all__ = [
+    "convert_found",
+    "convert_repo",
+    "fetched_files",
+    "inspect_repo",
+    "plan_repo",
+    "push_directory",
+    "ranged_files",
+]
 
 
 def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = None) -> Inspection:
     """What is in a model on the Hub; no weights are downloaded."""
-    return inspect_files(remote_files(_asked_for(ref)), weights=weights, select=select)
+    return inspect_files(ranged_files(ref), weights=weights, select=select)
 
 
 def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
     """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
-    return plan_files(remote_files(_asked_for(ref)), output, request)
+    return plan_files(ranged_files(ref), output, request)
 
 
 def _asked_for(ref: Ref) -> HubRepo:
@@ -137,6 +145,11 @@ def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None 
     repo = _asked_for(ref)
     weights, others = _needed(repo, request)
     return _files(repo, fetch(repo, [*others, *weights], progress), (), Path())
+
+
+def ranged_files(ref: Ref) -> Files:
+    """A model's files where they are, read by range."""
+    return remote_files(_asked_for(ref))
 
 
 def _needed(repo: HubRepo, request: Request) -> tuple[list[str], list[str]]:
