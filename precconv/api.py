@@ -34,6 +34,7 @@ def plan(
     source: StrPath,
     *,
     to: str | DType,
+    lossless_only: bool = False,
     output: StrPath | None = None,
     format: FormatChoice = "same",  # noqa: A002  the command line's name
     weights: Weights = "auto",
@@ -51,29 +52,35 @@ def plan(
     variant: str | None = None,
     from_variant: str | None = None,
     copy_all: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
+
+    With ``to="auto"`` and with ``lossless_only`` the values decide, and are read; ``progress`` is called with (done,
+    total) bytes of them, in this thread.  A model on the Hub is refused then: its weights are not fetched for a plan.
 
     Of ``output`` only the suffix matters here.  Raises InputError for a source that cannot be used, UsageError where
     its weights are the user's choice, RuleError for a rule that cannot be read or matches nothing.
     """
     request = request_of(
-        to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
+        to=to, lossless_only=lossless_only,
+        preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, component=component,
         shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
     if is_directory(source):
-        return plan_directory(source, output, request)
+        return plan_directory(source, output, request, progress)
     ref = parse_ref(source)
     if ref is not None:
         return plan_repo(ref, output, request)
-    return plan_file(source, output, _of_file(request, source))
+    return plan_file(source, output, _of_file(request, source), progress)
 
 
 def convert(
     source: StrPath,
     *,
     to: str | DType,
+    lossless_only: bool = False,
     output: StrPath | None = None,
     format: FormatChoice = "same",  # noqa: A002  the command line's name
     force: bool = False,
@@ -114,7 +121,10 @@ def convert(
 
     ``source``: a checkpoint file, a directory with a model in it, or a reference to one on the Hub (``org/name``,
     ``org/name@revision``, ``hf://org/name/file``); never changed.
-    ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
+    ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.  ``auto``: for each tensor the smallest of them
+    that holds all its values, so that nothing is lost.
+    ``lossless_only``: a tensor of which a value would change keeps its dtype.  Both read all values before they
+    convert; what rules, norms and presets keep stays kept.
     ``output``: of a file, a file or an existing directory to put it in, by default ``NAME.bf16.SUFFIX`` beside the
     source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint; of a
     model on the Hub the same, by default in the working directory.
@@ -151,7 +161,8 @@ def convert(
     two carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
     """
     request = request_of(
-        to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
+        to=to, lossless_only=lossless_only,
+        preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, verify=verify,
         workers=workers, durable=durable, report=report, component=component, shard_size=shard_size, variant=variant,

@@ -14,11 +14,11 @@ from .checks import Limits, OnNonfinite, OnOverflow
 from .components import find_components
 from .configs import config_beside
 from .draws import Draws
-from .dtypes import DType, target
+from .dtypes import FP32, DType, target
 from .errors import InputError, OutputError, UsageError
 from .formats import Format
 from .outputs import FormatChoice
-from .plan import Plan, make_plan
+from .plan import Lossless, Plan, make_plan
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
 from .sizes import shard_bytes
 from .ties import SharedMode, drop_ties, ties
@@ -36,6 +36,7 @@ class Request:
     """The options of a conversion, the same for a file and for a whole model; ``convert`` documents them."""
 
     policy: Policy
+    lossless: Lossless | None = None  #: with ``auto`` the policy's target is FP32, and only a name for the widest
     limits: Limits = field(default_factory=Limits)
     seed: int | None = None  #: of stochastic rounding; None rounds to nearest
     format: FormatChoice = "same"
@@ -54,11 +55,21 @@ class Request:
     components: Mapping[str, DType | Literal["keep"]] = field(default_factory=dict)
     copy_all: bool = False
 
+    @property
+    def to(self) -> str:
+        """What is asked for: the target's name, or ``auto``."""
+        return "auto" if self.lossless == "auto" else self.policy.target.name
+
+    def from_headers(self) -> Request:
+        """The same without what only the values decide: for all that can be refused before they are read."""
+        return replace(self, lossless=None)
+
     def options(self) -> dict[str, Any]:
         """What the output and the report depend on, as plain data."""
         policy = self.policy
         return {
-            "to": policy.target.name,
+            "to": self.to,
+            **({"lossless_only": True} if self.lossless == "only" else {}),
             "preset": policy.preset,
             "norms": policy.norms,
             "mixed": policy.mixed,
@@ -107,6 +118,7 @@ class Request:
 def request_of(
     *,
     to: str | DType,
+    lossless_only: bool = False,
     preset: str = "auto",
     norms: NormMode = "fp32",
     mixed: MixedMode = "keep",
@@ -132,8 +144,12 @@ def request_of(
         rounding=rounding,
         **{k: v for k, v in rest.items() if k in _CHOICES and v is not None},
     )
+    lossless = _lossless(to, only=lossless_only)
     return Request(
-        policy=Policy(target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed),
+        policy=Policy(
+            FP32 if lossless == "auto" else target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed
+        ),
+        lossless=lossless,
         limits=Limits(on_overflow, on_nonfinite, max_underflow),
         seed=_seed(rounding, seed),
         workers=worker_count(workers),
@@ -143,6 +159,14 @@ def request_of(
         shard_size=None if shard_size is None else shard_bytes(shard_size),
         **rest,
     )
+
+
+def _lossless(to: str | DType, *, only: bool) -> Lossless | None:
+    if str(to).lower() != "auto":
+        return "only" if only else None
+    if only:
+        raise UsageError("--to auto never loses anything: --lossless-only is for another dtype", hint="leave it out")
+    return "auto"
 
 
 def _rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:

@@ -67,6 +67,10 @@ def scan(
 
     Raises InputError, HubError, UsageError or RuleError.
     """
+    if str(to).lower() == "auto":
+        raise UsageError(
+            "a scan is about one dtype or about all, auto is what a conversion makes of it", hint="leave out --to"
+        )
     requests = {
         request.policy.target: request
         for target in ((to,) if to is not None else _HALVES)
@@ -121,7 +125,7 @@ def _of_models(models: Models, requests: Mapping[DType, Request]) -> dict[DType,
     for to, request in requests.items():
         with collector_paused():
             plans = [(p.model.name, p.decided) for p in plan_models(models, request)]
-        made[to] = combined(request.policy, plans, models.notes)
+        made[to] = combined(request, plans, models.notes)
     return made
 
 

@@ -113,7 +113,7 @@ def verdict(
         holder = "the sample" if sampled else "the source"
         unsafe.append(f"{holder} holds {total.nan} NaN and {total.inf} Inf among {total.n} values")
     nothing = "nothing was found, in what was read" if sampled else "nothing was found"
-    command = _command(source, judgements, options)
+    command = _command(source, judgements, options, sampled=sampled)
     return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or nothing, command, share)
 
 
@@ -164,7 +164,7 @@ def _values(n: int) -> str:
     return f"{n:,} value{'' if n == 1 else 's'}"
 
 
-def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str]) -> str:
+def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str], *, sampled: bool) -> str:
     """The conversion that loses least, with what it takes to lose no more than that."""
     useful = [j for j in judgements if j.cast]
     if len(useful) < len(
@@ -173,6 +173,8 @@ def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str
         return f"nothing: there is nothing to cast to {next(j.to for j in judgements if not j.cast)}"
     best = max(useful, key=lambda j: (j.is_exact, j.is_safe, not j.overflowing, j.loss.snr, j.to is BF16))
     parts = ["precconv", shlex.quote(source), "--to", best.to.name, *map(shlex.quote, options)]
+    if sampled and best.is_exact:
+        parts.append("--lossless-only")  # what a sample shows, the whole has to keep
     if best.overflowing:
         parts += ["--on-overflow", "fp32"]
     globs = dict.fromkeys(generalise(t.name) for t in best.underflowing if not t.loss.overflow)

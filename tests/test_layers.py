@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks", "runs", "weights", "ties", "lossless"),
     ("checkpoint", "passes", "report", "sweep", "verdict", "verify", "differences"),
     ("inspection", "request"),
+    ("values",),
     ("convert", "scan"),
     ("text",),
     ("repo", "scan_text"),

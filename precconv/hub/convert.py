@@ -46,7 +46,14 @@ def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = No
 
 
 def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
-    """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
+    """What ``convert_repo`` with the same arguments would do; no weights are downloaded.
+
+    Raises UsageError for a lossless request, which needs them.
+    """
+    if request.lossless is not None:
+        option = "--to auto" if request.lossless == "auto" else "--lossless-only"
+        hint = f"precconv scan {ref} --sample shows what to expect; a conversion fetches them"
+        raise UsageError(f"{option} depends on the weights, which a plan does not fetch", path=str(ref), hint=hint)
     return plan_files(ranged_files(ref), output, request)
 
 
@@ -74,6 +81,9 @@ def convert_repo(
 
     With ``push`` it is published on the Hub, and kept here only where an ``output`` is named.
     """
+    if push is not None and push.low_disk and request.lossless is not None:
+        hint = "leave out --low-disk, or name a dtype without --lossless-only"
+        raise UsageError("--low-disk fetches a shard at a time, what loses nothing depends on all of them", hint=hint)
     repo = _asked_for(ref)
     if push is None:
         if ref.file is not None:
@@ -84,7 +94,7 @@ def convert_repo(
     files = remote_files(repo)
     with pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None:
-            return already(sink, files, plan_files(files, output, request), request)
+            return already(sink, files, _published(files, output, request), request)
         keeps, low_disk = output is not None, push.low_disk
         done = convert_found(repo, output, request, progress, sink, keeps=keeps, low_disk=low_disk)
         assert sink.published is not None
@@ -97,15 +107,24 @@ def push_directory(
     """Convert a local model and publish it; it is kept here only where an ``output`` is named."""
     if push.low_disk:
         raise UsageError("--low-disk is for models on the Hub", path=source, hint="leave it out")
-    final = directory_output(Path(source), request.policy.target, output)
+    final = directory_output(Path(source), request.to, output)
     put_back(final)
     files = local_files(Path(source), skip=(final, home_of(final)))
     with pushing(push.target, files, request, at_once=False) as sink:
         if sink.already is not None:
-            return already(sink, files, plan_files(files, output, request), request)
+            return already(sink, files, _published(files, output, request), request)
         done = convert_files(files, final, request, progress, sink, keeps=output is not None)
         assert sink.published is not None
         return replace(done, published=asdict(sink.published))
+
+
+def _published(files: Files, output: StrPath | None, request: Request) -> Plan:
+    """The plan of what was published already; what the values decided then is not decided again."""
+    made = plan_files(files, output, request.from_headers())
+    if request.lossless is None:
+        return made
+    notes = (*made.notes, "what became of each tensor was decided from the values, which were not read again")
+    return replace(made, items=(), notes=notes, lossless=request.lossless)
 
 
 def convert_found(
@@ -124,7 +143,7 @@ def convert_found(
     ``sink``, ``keeps``: as in ``convert_files``.  ``low_disk``: weights are fetched one at a time, and removed.
     """
     one = single_output(output)
-    final = directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output) if one is None else one
+    final = directory_output(Path(repo.id.rpartition("/")[2]), request.to, output) if one is None else one
     if low_disk and (one is not None or request.shard_size is not None):
         hint = "leave out --low-disk, or write the same shards"
         raise UsageError("--low-disk converts a shard at a time, this output needs all of them", hint=hint)
@@ -158,7 +177,7 @@ def _needed(repo: HubRepo, request: Request) -> tuple[list[str], list[str]]:
     All that can be decided is, from headers, so that nobody waits hours for a refusal.
     """
     with open_models(remote_files(repo), request) as models, collector_paused():
-        plan_models(models, request)
+        plan_models(models, request.from_headers())
         sets = [m.set for m in models.models]
     weights = [name for s in sets for name in s.files]
     indexes = [s.index for s in sets if s.index is not None]

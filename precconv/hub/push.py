@@ -56,7 +56,7 @@ class HubSink:
     def finish(self, done: Report) -> str:
         """Commit what was sent; its address."""
         operations = [future.result() for future in self._sent]
-        title = publication_title(self._source, self._request.policy.target.name)
+        title = publication_title(self._source, self._request.to)
         kept = "".join(f"\n- {g.tensors} tensors {g.to}: {g.why}" for g in done.plan.groups())
         self.published = self._to.commit(operations, title=title, description=f"By dtype and reason:{kept}")
         return self.published.pr_url or self.published.url

@@ -33,7 +33,7 @@ from ..paths import same_file
 from ..plan import Plan
 from ..report import Report, check_report_path
 from ..request import Request, StrPath, plan_for
-from ..runs import Progress, ProgressCallback
+from ..runs import Phases, Progress, ProgressCallback
 from .doors import check_collisions
 from .files import copied_bytes, fingerprint, model_card, output_names, write_files
 from .models import Models, open_models
@@ -59,20 +59,24 @@ class Sink(Protocol):
         ...
 
 
-def plan_directory(source: StrPath, output: StrPath | None, request: Request) -> Plan:
-    """What ``convert_directory`` with the same arguments would do, from headers and configs alone."""
+def plan_directory(
+    source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+) -> Plan:
+    """What ``convert_directory`` with the same arguments would do, from headers and configs where they decide it."""
     skip = () if output is None or single_output(output) is not None else (Path(output),)
-    return plan_files(local_files(Path(source), skip=skip), output, request)
+    return plan_files(local_files(Path(source), skip=skip), output, request, progress)
 
 
-def plan_files(files: Files, output: StrPath | None, request: Request) -> Plan:
+def plan_files(
+    files: Files, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+) -> Plan:
     """The same for a model's files wherever they lie."""
     one = single_output(output)
     with open_models(files, request) as models, collector_paused():
         if one is not None:
-            made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one)
+            made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one, progress)
             return made
-        return plan_of_all(models, plan_models(models, request), request)
+        return plan_of_all(models, plan_models(models, request, Progress(0, progress)), request)
 
 
 def convert_directory(
@@ -85,7 +89,7 @@ def convert_directory(
     root, one = Path(source), single_output(output)
     if one is not None:
         return convert_to_file(local_files(root), one, request, progress)
-    final = directory_output(root, request.policy.target, output)
+    final = directory_output(root, request.to, output)
     put_back(final)
     return convert_files(local_files(root, skip=(final, home_of(final))), final, request, progress)
 
@@ -104,22 +108,29 @@ def convert_files(
     ``sink``: takes the output's files too; without ``keeps`` they go there alone.
     """
     with open_models(files, request) as models:
-        started = time.perf_counter()
-        plans = plan_models(models, request)
-        names = output_names(models, plans)
-        check_collisions(names, root=os.fspath(files.root))
-        if keeps:
-            require_replaceable(final, set(names), force=request.force)
+        started, phases = time.perf_counter(), Phases(progress)
+        plans = plan_models(models, request.from_headers())
+        _check_names(models, plans, final, request, keeps=keeps)
         _check_report(models, final, request)
+        if request.lossless is not None:
+            plans = plan_models(models, request, Progress(0, phases.first))
+            _check_names(models, plans, final, request, keeps=keeps)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
             job = Job(models, plans, request, final, tasks, started)
             try:
-                return _convert(job, stage, progress, sink, keeps=keeps)
+                return _convert(job, stage, phases.second, sink, keeps=keeps)
             except (NumericError, VerificationError) as e:
                 if request.report is not None and e.report is not None:
                     e.report.write(request.report)
                 raise
+
+
+def _check_names(models: Models, plans: Sequence[ModelPlan], final: Path, request: Request, *, keeps: bool) -> None:
+    names = output_names(models, plans)
+    check_collisions(names, root=os.fspath(models.root))
+    if keeps:
+        require_replaceable(final, set(names), force=request.force)
 
 
 def _check_report(models: Models, final: Path, request: Request) -> None:
@@ -285,7 +296,9 @@ def _first_file(output: Output) -> Path:
 # One file
 
 
-def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelPlan]:
+def _as_one(
+    models: Models, request: Request, final: Path, progress: ProgressCallback | None = None
+) -> tuple[Plan, ModelPlan]:
     """The plan for a directory's one checkpoint as one file."""
     if len(models.models) > 1:
         names = ", ".join(m.name for m in models.models)
@@ -295,7 +308,7 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
         )
     if request.shard_size is not None:
         raise UsageError("one file cannot have shards", path=final, hint="give a directory with -o")
-    (made,) = plan_models(models, request)
+    (made,) = plan_models(models, request, Progress(0, progress))
     fmt = output_format(made.model.whole.format, final, choice=request.format)
     return plan_for(made.decided, made.model.whole, fmt, made.request), made
 
@@ -303,15 +316,15 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
 def convert_to_file(files: Files, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
     """Convert a model's one checkpoint to one file."""
     request = replace(request, shared=request.shared or "clone")
-    root = files.root
+    root, started, phases = files.root, time.perf_counter(), Phases(progress)
     with open_models(files, request) as models:
-        made, plan = _as_one(models, request, final)
+        made, plan = _as_one(models, request.from_headers(), final)
         whole = plan.model.whole
         for path in plan.model.set.files:
             if same_file(root / path, final):
                 raise OutputError("is part of the input", path=final, hint="give another name with -o")
         _check_report(models, final, request)
-        place = output_path(
-            root, whole.format, request.policy.target, final, choice=request.format, force=request.force
-        )
-        return convert_checkpoint(whole, made, *place, plan.request, progress)
+        place = output_path(root, whole.format, request.to, final, choice=request.format, force=request.force)
+        if request.lossless is not None:
+            made, plan = _as_one(models, request, final, phases.first)
+        return convert_checkpoint(whole, made, *place, plan.request, phases.second, started=started)

@@ -50,7 +50,7 @@ def plan_of_all(
     for made in plans:
         parts = [outcomes[o.name].plan if outcomes and o.name in outcomes else o.plan for o in made.outputs]
         done.append((made.model.name, replace(made.plan, items=tuple(i for p in parts for i in p.items))))
-    return combined(request.policy, done, [*models.notes, *models.left_out()])
+    return combined(request, done, [*models.notes, *models.left_out()])
 
 
 def report(
