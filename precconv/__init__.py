@@ -10,7 +10,6 @@ from ._version import __version__ as __version__
 from .api import convert as convert
 from .api import inspect as inspect
 from .api import plan as plan
-from .api import scan as scan
 from .batch.many import convert_many as convert_many
 from .batch.summary import BatchReport as BatchReport
 from .checkpoint import Checkpoint as Checkpoint
@@ -47,6 +46,7 @@ from .report import TensorReport as TensorReport
 from .rules import Rule as Rule
 from .scan import Scan as Scan
 from .scan import TensorScan as TensorScan
+from .scanning import scan as scan
 from .stats import Norms as Norms
 from .stats import Stats as Stats
 from .tensors import TensorInfo as TensorInfo

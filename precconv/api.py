@@ -1,15 +1,13 @@
-"""The conversion of whatever a source is: the public ``convert`` and ``plan``; and its scan."""
+"""The conversion of whatever a source is: the public ``convert`` and ``plan``; and what is in it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .checkpoint import open_checkpoint
 from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
-from .dtypes import BF16, FP16, DType
+from .dtypes import DType
 from .errors import UsageError
 from .hub.convert import convert_repo, inspect_repo, plan_repo, push_directory
 from .hub.publish import Target
@@ -25,21 +23,18 @@ from .report import Report
 from .request import Request, Rounding, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
 from .runs import ProgressCallback
-from .scan import Scan, scan_checkpoints
 from .ties import SharedMode
 from .verify import VerifyMode
 from .weights import Weights
 
-__all__ = ["convert", "inspect", "plan", "scan"]
-
-#: What a scan judges unless it is told.
-_HALVES = (FP16, BF16)
+__all__ = ["convert", "inspect", "plan"]
 
 
 def plan(
     source: StrPath,
     *,
     to: str | DType,
+    lossless_only: bool = False,
     output: StrPath | None = None,
     format: FormatChoice = "same",  # noqa: A002  the command line's name
     weights: Weights = "auto",
@@ -57,29 +52,35 @@ def plan(
     variant: str | None = None,
     from_variant: str | None = None,
     copy_all: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
+
+    With ``to="auto"`` and with ``lossless_only`` the values decide, and are read; ``progress`` is called with (done,
+    total) bytes of them, in this thread.  A model on the Hub is refused then: its weights are not fetched for a plan.
 
     Of ``output`` only the suffix matters here.  Raises InputError for a source that cannot be used, UsageError where
     its weights are the user's choice, RuleError for a rule that cannot be read or matches nothing.
     """
     request = request_of(
-        to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
+        to=to, lossless_only=lossless_only,
+        preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, component=component,
         shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
     )  # fmt: skip
     if is_directory(source):
-        return plan_directory(source, output, request)
+        return plan_directory(source, output, request, progress)
     ref = parse_ref(source)
     if ref is not None:
         return plan_repo(ref, output, request if ref.file is None else _of_file(request, source))
-    return plan_file(source, output, _of_file(request, source))
+    return plan_file(source, output, _of_file(request, source), progress)
 
 
 def convert(
     source: StrPath,
     *,
     to: str | DType,
+    lossless_only: bool = False,
     output: StrPath | None = None,
     format: FormatChoice = "same",  # noqa: A002  the command line's name
     force: bool = False,
@@ -123,7 +124,10 @@ def convert(
 
     ``source``: a checkpoint file, a directory with a model in it, or a reference to one on the Hub (``org/name``,
     ``org/name@revision``, ``hf://org/name/file``); never changed.
-    ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.
+    ``to``: the target dtype; ``fp32``, ``fp16``, ``bf16`` or an alias.  ``auto``: for each tensor the smallest of them
+    that holds all its values, so that nothing is lost.
+    ``lossless_only``: a tensor of which a value would change keeps its dtype.  Both read all values before they
+    convert; what rules, norms and presets keep stays kept.
     ``output``: of a file, a file or an existing directory to put it in, by default ``NAME.bf16.SUFFIX`` beside the
     source; of a directory, the directory to make, by default ``DIR-bf16``, or a file for its one checkpoint; of a
     model on the Hub the same, by default in the working directory.
@@ -162,7 +166,8 @@ def convert(
     two carry the report.  After any of them, and after KeyboardInterrupt, the output path is as it was.
     """
     request = request_of(
-        to=to, preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
+        to=to, lossless_only=lossless_only,
+        preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format, force=force,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, verify=verify,
         workers=workers, durable=durable, report=report, html=html, component=component,
@@ -223,41 +228,3 @@ def inspect(source: StrPath, *, weights: Weights = "auto", select: str | None = 
     if ref is not None:
         return inspect_repo(ref, weights=weights, select=select)
     return inspect_file(source, weights=weights, select=select)
-
-
-def scan(
-    source: StrPath,
-    *,
-    to: str | DType | None = None,
-    weights: Weights = "auto",
-    select: str | None = None,
-    strip_wrappers: bool = False,
-    preset: str = "auto",
-    norms: NormMode = "fp32",
-    mixed: MixedMode = "keep",
-    keep: Sequence[str] = (),
-    rule: Sequence[str | Rule] = (),
-    rules: StrPath | None = None,
-    workers: int | None = None,
-    progress: ProgressCallback | None = None,
-) -> Scan:
-    """Read every value of a checkpoint file once, and say what a cast would make of them; nothing is written.
-
-    ``to``: the target that the verdict is about; by default both ``fp16`` and ``bf16``.  What each would lose is
-    measured in any case.
-    ``weights`` … ``rules``: as in ``convert``; they decide which tensors a conversion would cast, and only those are
-    judged.
-    ``workers``: threads; by default one for each usable core.  The result does not depend on it.
-    ``progress``: called in this thread with (done, total) bytes of the source.
-
-    Raises InputError, UsageError or RuleError.
-    """
-    requests = [
-        request_of(
-            to=target, weights=weights, select=select, strip_wrappers=strip_wrappers, preset=preset, norms=norms,
-            mixed=mixed, keep=keep, rule=rule, rules=rules, workers=workers,
-        )
-        for target in ((to,) if to is not None else _HALVES)
-    ]  # fmt: skip
-    with open_checkpoint(source, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
-        return scan_checkpoints([(found.file.path.name, found)], requests, source=os.fspath(source), progress=progress)

@@ -25,8 +25,9 @@ from .paths import free_bytes
 from .plan import Item, Plan
 from .report import Report
 from .request import Request, StrPath, draws_for, is_flat, plan_for, plan_of
-from .runs import Chunk, Progress, ProgressCallback, all_chunks, make_runs
+from .runs import Chunk, Phases, Progress, ProgressCallback, all_chunks, make_runs
 from .stats import Stats
+from .values import settled
 from .verify import sample_chunks, verify_header, verify_literals, verify_names, verify_values
 
 __all__ = [
@@ -42,8 +43,10 @@ __all__ = [
 ]
 
 
-def plan_file(source: StrPath, output: StrPath | None, request: Request) -> Plan:
-    """What ``convert_file`` with the same arguments would do, from the header alone."""
+def plan_file(
+    source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+) -> Plan:
+    """What ``convert_file`` with the same arguments would do, from the header alone where that decides it."""
     with (
         collector_paused(),
         open_checkpoint(
@@ -51,29 +54,44 @@ def plan_file(source: StrPath, output: StrPath | None, request: Request) -> Plan
         ) as found,
     ):
         fmt = output_format(found.format, None if output is None else Path(output), choice=request.format)
-        return plan_for(plan_of(found, request), found, fmt, request)
+        return _plan(found, fmt, request, progress)
+
+
+def _plan(found: Checkpoint, fmt: Format, request: Request, progress: ProgressCallback | None) -> Plan:
+    def make(simple: Request) -> Plan:
+        return plan_for(plan_of(found, simple), found, fmt, simple)
+
+    return settled(make, found, request, Progress(0, progress))
 
 
 def convert_file(
     source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
 ) -> Report:
     """Convert one checkpoint file; the output appears under its name whole and verified, or not at all."""
+    phases, started = Phases(progress), time.perf_counter()
     with open_checkpoint(
         source, weights=request.weights, select=request.select, strip_wrappers=request.strip_wrappers
     ) as found:
         place = output_path(
-            found.file.path, found.format, request.policy.target, output, choice=request.format, force=request.force
+            found.file.path, found.format, request.to, output, choice=request.format, force=request.force
         )
-        with collector_paused():
-            made = plan_for(plan_of(found, request), found, place[1], request)
-        return convert_checkpoint(found, made, *place, request, progress)
+        check_filing(request, (found.file.path, place[0]))
+        made = _plan(found, place[1], request, phases.first)
+        return convert_checkpoint(found, made, *place, request, phases.second, started=started)
 
 
 def convert_checkpoint(
-    found: Checkpoint, made: Plan, final: Path, fmt: Format, request: Request, progress: ProgressCallback | None
+    found: Checkpoint,
+    made: Plan,
+    final: Path,
+    fmt: Format,
+    request: Request,
+    progress: ProgressCallback | None,
+    *,
+    started: float | None = None,
 ) -> Report:
-    """Convert an open checkpoint to the file ``final``, as ``made`` has it."""
-    started = time.perf_counter()
+    """Convert an open checkpoint to the file ``final``, as ``made`` has it; ``started`` when that was begun."""
+    begun = time.perf_counter() if started is None else started
     check_filing(request, (found.file.path, final))
     task = make_task(found, made, final, fmt, request)
     require_space(final, task.layout.size)
@@ -89,7 +107,7 @@ def convert_checkpoint(
             source_bytes=found.file.size,
             output_bytes=outcome.size,
             verified_bytes=outcome.verified,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - begun,
         )
 
     checked = to_verify(task, task.plan, task.layout)

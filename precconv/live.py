@@ -76,6 +76,8 @@ def cast_state_dict(
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, workers=workers,
         verify="none",
     )  # fmt: skip
+    if request.lossless is not None:
+        raise UsageError("to 'auto' is for files and models, not for a state dict", hint="say which dtype")
     tensors = _tensors(state)
     infos = [_info(name, x) for name, x in tensors.items()]
     made = make_plan(infos, {}, request.policy, config=config)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from .dtypes import CASTABLE, DType
+from .dtypes import CASTABLE
 from .errors import OutputError, UsageError
 from .formats import Format, format_for_suffix, format_named, formats
 from .paths import is_directory, is_taken, same_file
@@ -19,13 +19,13 @@ FormatChoice = Literal["same", "safetensors", "pt"]
 def output_path(
     source: Path,
     source_format: Format,
-    to: DType,
+    to: str,
     output: str | os.PathLike[str] | None,
     *,
     choice: FormatChoice,
     force: bool,
 ) -> tuple[Path, Format]:
-    """Where the output goes and in which format.
+    """Where the output goes and in which format; ``to`` is what its name says of the dtype.
 
     Raises OutputError for a place it cannot or must not go to, UsageError for a name that contradicts the format.
     """
@@ -72,7 +72,7 @@ def output_format(source_format: Format, final: Path | None, *, choice: FormatCh
     return found
 
 
-def default_name(source: Path, fmt: Format, to: DType) -> str:
+def default_name(source: Path, fmt: Format, to: str) -> str:
     """``NAME.bf16.SUFFIX``; a dtype that the source's name already says gives way."""
     stem, suffix = source.stem, source.suffix
     if suffix == ".tar" and Path(stem).suffix in fmt.suffixes:  # NAME.pth.tar, a custom of training scripts

@@ -16,7 +16,10 @@ from .quantized import find_quantized
 from .rules import Facts, Policy, Rule, decide, suggest
 from .tensors import TensorInfo
 
-__all__ = ["Group", "Item", "Plan", "make_plan"]
+__all__ = ["Group", "Item", "Lossless", "Plan", "make_plan"]
+
+#: How a plan loses nothing: the smallest dtype that holds all values, or the target where it holds them.
+Lossless = Literal["auto", "only"]
 
 #: Characters up to which names are recognised: no module lies deeper, and a hostile name has a million components.
 MAX_NAME = 1000
@@ -50,12 +53,18 @@ class Group(NamedTuple):
 class Plan:
     """What a conversion will do; plain data, printable and comparable."""
 
-    target: DType
+    target: DType  #: with ``lossless`` ``auto`` FP32, which is what no 16-bit type holds
     items: tuple[Item, ...]  #: in the source's order
     dropped: tuple[Item, ...]  #: left out by a rule
     metadata: Mapping[str, str]  #: of the output
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  #: what names, shapes and config say against it
+    lossless: Lossless | None = None  #: how the values were taken into account, where they were
+
+    @property
+    def to(self) -> str:
+        """What was asked for: the target's name, or ``auto``."""
+        return "auto" if self.lossless == "auto" else self.target.name
 
     @property
     def source_bytes(self) -> int:

@@ -181,7 +181,7 @@ def plan_dict(plan: Plan, *, items: bool = True) -> dict[str, Any]:
     """A plan as plain data."""
     keys = ("why", "from", "to", "tensors", "elements", "bytes")
     data: dict[str, Any] = {
-        "to": plan.target.name,
+        "to": plan.to,
         "metadata": dict(plan.metadata),
         "notes": list(plan.notes),
         "warnings": list(plan.warnings),

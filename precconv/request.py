@@ -14,11 +14,11 @@ from .checks import Limits, OnNonfinite, OnOverflow
 from .components import find_components
 from .configs import config_beside
 from .draws import Draws
-from .dtypes import DType, target
+from .dtypes import FP32, DType, target
 from .errors import InputError, OutputError, UsageError
 from .formats import Format
 from .outputs import FormatChoice
-from .plan import Plan, make_plan
+from .plan import Lossless, Plan, make_plan
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
 from .sizes import shard_bytes
 from .ties import SharedMode, drop_ties, ties
@@ -46,6 +46,7 @@ class Request:
     """The options of a conversion, the same for a file and for a whole model; ``convert`` documents them."""
 
     policy: Policy
+    lossless: Lossless | None = None  #: with ``auto`` the policy's target is FP32, and only a name for the widest
     limits: Limits = field(default_factory=Limits)
     seed: int | None = None  #: of stochastic rounding; None rounds to nearest
     format: FormatChoice = "same"
@@ -70,11 +71,21 @@ class Request:
         """Whether every tensor's errors are wanted."""
         return self.report is not None or self.html is not None
 
+    @property
+    def to(self) -> str:
+        """What is asked for: the target's name, or ``auto``."""
+        return "auto" if self.lossless == "auto" else self.policy.target.name
+
+    def from_headers(self) -> Request:
+        """The same without what only the values decide: for all that can be refused before they are read."""
+        return replace(self, lossless=None)
+
     def options(self) -> dict[str, Any]:
         """What the output and the report depend on, as plain data."""
         policy = self.policy
         return {
-            "to": policy.target.name,
+            "to": self.to,
+            **({"lossless_only": True} if self.lossless == "only" else {}),
             "preset": policy.preset,
             "norms": policy.norms,
             "mixed": policy.mixed,
@@ -89,6 +100,24 @@ class Request:
             "shared": self.shared or "clone",
             **({"components": {name: str(to) for name, to in self.components.items()}} if self.components else {}),
         }
+
+    def plan_words(self) -> list[str]:
+        """The options that a plan depends on, but for the target, as on the command line."""
+        policy = self.policy
+        words = {
+            "--weights": self.weights if self.weights != "auto" else None,
+            "--select": self.select,
+            "--preset": policy.preset if policy.preset != "auto" else None,
+            "--norms": policy.norms if policy.norms != "fp32" else None,
+            "--mixed": policy.mixed if policy.mixed != "keep" else None,
+            "--from-variant": self.from_variant,
+        }
+        said = [word for name, value in words.items() if value is not None for word in (name, value)]
+        said += ["--strip-wrappers"] if self.strip_wrappers else []
+        said += [word for name, to in self.components.items() for word in ("--component", f"{name}={to}")]
+        for rule in policy.rules:
+            said += ["--keep", rule.match] if rule.origin == "--keep" else ["--rule", f"{rule.match}={rule.to}"]
+        return said
 
     def repo_options(self) -> dict[str, Any]:
         """The same for a model directory."""
@@ -106,6 +135,7 @@ class Request:
 def request_of(
     *,
     to: str | DType,
+    lossless_only: bool = False,
     preset: str = "auto",
     norms: NormMode = "fp32",
     mixed: MixedMode = "keep",
@@ -132,8 +162,12 @@ def request_of(
         rounding=rounding,
         **{k: v for k, v in rest.items() if k in _CHOICES and v is not None},
     )
+    lossless = _lossless(to, only=lossless_only)
     return Request(
-        policy=Policy(target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed),
+        policy=Policy(
+            FP32 if lossless == "auto" else target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed
+        ),
+        lossless=lossless,
         limits=Limits(on_overflow, on_nonfinite, max_underflow),
         seed=_seed(rounding, seed),
         workers=worker_count(workers),
@@ -144,6 +178,14 @@ def request_of(
         shard_size=None if shard_size is None else shard_bytes(shard_size),
         **rest,
     )
+
+
+def _lossless(to: str | DType, *, only: bool) -> Lossless | None:
+    if str(to).lower() != "auto":
+        return "only" if only else None
+    if only:
+        raise UsageError("--to auto never loses anything: --lossless-only is for another dtype", hint="leave it out")
+    return "auto"
 
 
 def _rules_of(keep: Sequence[str], rule: Sequence[str | Rule], rules: StrPath | None) -> list[Rule]:

@@ -21,6 +21,7 @@ from .tensors import TensorInfo
 __all__ = [
     "CHUNK_BYTES",
     "Chunk",
+    "Phases",
     "Progress",
     "ProgressCallback",
     "Run",
@@ -183,6 +184,22 @@ class Progress:
             raise Stopped
         if self._callback is not None and get_ident() == self._owner:
             self._callback(self.done, self.total)
+
+
+class Phases:
+    """One progress over two steps, of which the second is as long as the first until it says otherwise."""
+
+    def __init__(self, callback: ProgressCallback | None) -> None:
+        self._callback, self._before = callback, 0
+
+    def first(self, done: int, total: int) -> None:
+        self._before = total
+        if self._callback is not None:
+            self._callback(done, 2 * total)
+
+    def second(self, done: int, total: int) -> None:
+        if self._callback is not None:
+            self._callback(self._before + done, self._before + total)
 
 
 def for_each(

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._version import __version__
-from .bulk import collector_paused
 from .checkpoint import Checkpoint
 from .dtypes import BF16, FP16, FP32, FP64, DType
 from .measures import Loss, Measure, holders, total
 from .plan import Item, Plan
-from .request import Request, plan_of
 from .runs import Progress, ProgressCallback
 from .sweep import castable_bytes, sweep
-from .tensors import TensorInfo
+from .tensors import TensorInfo, prefixed
 from .verdict import Judged, Judgement, Verdict, judge, verdict
 
-__all__ = ["SCHEMA", "Scan", "TensorScan", "scan_checkpoints"]
+__all__ = ["SCHEMA", "Part", "Scan", "TensorScan", "scan_checkpoints"]
 
 #: Version of the JSON below: raised when a key changes its meaning or goes; new keys may come.
 SCHEMA = 1
 
-Planner = Callable[[Checkpoint, Request], Plan]
+
+class Part(NamedTuple):
+    """A checkpoint of what is scanned."""
+
+    name: str  #: the component's, where there are several; its tensors are called ``name/tensor``
+    file: str  #: what it is called
+    found: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,13 @@ class TensorScan:
 
     @property
     def name(self) -> str:
+        """With its component's before it, where there are several."""
         return self.info.name
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some of its values were not read."""
+        return self.measure is not None and self.measure.n < self.info.numel
 
     @property
     def holders(self) -> frozenset[DType]:
@@ -71,7 +81,13 @@ class TensorScan:
         if self.measure is None:
             return row
         plan = {to.name: {"to": item.to.name, "why": item.why} for to, item in self.items.items()}
-        return {**row, **_measure_dict(self.measure), "casts": _casts(self.measure, self.info.dtype), "plan": plan}
+        return {
+            **row,
+            "sampled": self.is_sampled,
+            **_measure_dict(self.measure),
+            "casts": _casts(self.measure, self.info.dtype),
+            "plan": plan,
+        }
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,15 @@ class Scan:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]  #: what names, shapes and config say against a target
     seconds: float
+    sample: int | None = None  #: bytes that were read of a tensor at most
+    options: tuple[str, ...] = ()  #: of the command line, those that the plans depend on besides the target
+
+    @cached_property
+    def share(self) -> float | None:
+        """Share of the castable values that was read; None where that is all of them."""
+        if not any(t.is_sampled for t in self.tensors):
+            return None
+        return self.totals.n / sum(t.info.numel for t in self.tensors if t.measure is not None)
 
     @cached_property
     def totals(self) -> Measure:
@@ -101,7 +126,7 @@ class Scan:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict(self.source, self.judgements, self.totals)
+        return verdict(self.source, self.judgements, self.totals, share=self.share, options=self.options)
 
     def ranked(self) -> list[TensorScan]:
         """Tensors at risk first: by overflow, then underflow, then error, where a target would cast them."""
@@ -110,7 +135,8 @@ class Scan:
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """Plain data for JSON: the ``top`` tensors most at risk, or all of them; sizes in bytes, counts in values.
 
-        ``snr_db`` is null where there is no error, ``min_abs`` where there is no value but zeros.
+        ``snr_db`` is null where there is no error, ``min_abs`` where there is no value but zeros, ``sample`` where all
+        values were read.  Of a tensor that is ``sampled``, all numbers are those of ``n`` values.
         """
         dtypes = dict.fromkeys(t.info.dtype for t in self.tensors if t.measure is not None)
         return {
@@ -118,7 +144,9 @@ class Scan:
             "tool": f"precconv {__version__}",
             "source": self.source,
             "targets": [to.name for to in self.targets],
+            "sample": None if self.share is None else {"bytes": self.sample, "share": self.share},
             "verdict": {
+                "sampled": self.share is not None,
                 "safe": self.verdict.safe,
                 "unsafe": self.verdict.unsafe,
                 "run": self.verdict.run,
@@ -130,6 +158,7 @@ class Scan:
             "totals": {
                 "tensors": len(self.tensors),
                 "bytes": sum(t.info.nbytes for t in self.tensors),
+                "sampled": self.share is not None,
                 **_measure_dict(self.totals),
                 "casts": _casts(self.totals, *dtypes),
             },
@@ -138,46 +167,43 @@ class Scan:
 
 
 def scan_checkpoints(
-    parts: Iterable[tuple[str, Checkpoint]],
-    requests: Sequence[Request],
+    parts: Sequence[Part],
+    plans: Mapping[DType, Plan],
     *,
     source: str,
+    workers: int,
+    sample: int | None = None,
+    options: Sequence[str] = (),
+    notes: Sequence[str] = (),
     progress: ProgressCallback | None = None,
-    planner: Planner = plan_of,
 ) -> Scan:
     """Scan one or several open checkpoints, which are together ``source``.
 
-    ``parts``: each with the name to show for it; it is done with before the next one is asked for.
-    ``requests``: one for each target.  ``planner`` makes the plan that says what a target would cast.
-    Raises InputError for a checkpoint that cannot be used, RuleError for a rule that matches nothing.
+    ``plans``: for each target what a conversion of all of them would do, by the names that tensors have in the result.
+    ``sample``: bytes that are read of a tensor at most.
     """
     started = time.perf_counter()
-    shown = Progress(0, progress)
-    tensors: list[TensorScan] = []
-    notes: dict[str, None] = {}
-    warnings: dict[str, None] = {}
-    for name, found in parts:
-        with collector_paused():
-            plans = {r.policy.target: planner(found, r) for r in requests}
-        for plan in plans.values():
-            notes |= dict.fromkeys(plan.notes)
-            warnings |= dict.fromkeys(plan.warnings)
-        shown.expect(castable_bytes(found.infos))
-        measures = sweep(found.source, workers=requests[0].workers, progress=shown)
-        tensors += _tensors(name, found, plans, measures)
-    targets = tuple(r.policy.target for r in requests)
-    seconds = time.perf_counter() - started
-    return Scan(source, targets, tuple(tensors), tuple(notes), tuple(warnings), seconds)
-
-
-def _tensors(
-    file: str, found: Checkpoint, plans: Mapping[DType, Plan], measures: Mapping[int, Measure]
-) -> list[TensorScan]:
-    items: dict[str, dict[DType, Item]] = {t.name: {} for t in found.infos}
+    shown = Progress(sum(castable_bytes(part.found.infos, sample) for part in parts), progress)
+    items: dict[str, dict[DType, Item]] = {}
     for to, plan in plans.items():
         for item in plan.items:
-            items[item.src.name][to] = item
-    return [TensorScan(file, t, measures.get(key), items[t.name]) for key, t in enumerate(found.infos)]
+            items.setdefault(item.src.name, {})[to] = item
+    tensors: list[TensorScan] = []
+    for name, file, found in parts:
+        measures = sweep(found.source, workers=workers, progress=shown, sample=sample)
+        for key, t in enumerate(found.infos):
+            info = t._replace(name=prefixed(name, t.name))
+            tensors.append(TensorScan(file, info, measures.get(key), items.get(info.name, {})))
+    return Scan(
+        source,
+        tuple(plans),
+        tuple(tensors),
+        tuple(dict.fromkeys((*notes, *(note for plan in plans.values() for note in plan.notes)))),
+        tuple(dict.fromkeys(line for plan in plans.values() for line in plan.warnings)),
+        time.perf_counter() - started,
+        sample,
+        tuple(options),
+    )
 
 
 def _measure_dict(m: Measure) -> dict[str, Any]:

@@ -16,6 +16,7 @@ __all__ = ["ASCII", "BLOCKS", "scan"]
 #: Heights of a column, then a stretch of the ruler where FP16 is subnormal, then one where it is normal.
 BLOCKS = "▁▂▃▄▅▆▇█░─"
 ASCII = ".:-=+*#@-="
+_NUMBERS = ("least |x|", "largest |x|", "zeros", "NaN", "Inf")
 _COLUMNS = 64  #: of a histogram, at most
 
 
@@ -34,7 +35,7 @@ def scan(found: Scan, *, top: int | None, histograms: bool = False, quiet: bool 
         return "\n".join(verdict)
     ranked = found.ranked()
     shown = ranked[:top]
-    lines = [_head(found), *(f"note: {printable(note)}" for note in found.notes), "", *_table(shown, found.targets)]
+    lines = [_head(found), *(f"note: {printable(note)}" for note in found.notes), "", *_table(shown, found)]
     if len(shown) < len(ranked):
         lines.append(f"and {count(len(ranked) - len(shown), 'tensor')} less at risk (--top 0 shows all)")
     if histograms:
@@ -43,27 +44,40 @@ def scan(found: Scan, *, top: int | None, histograms: bool = False, quiet: bool 
 
 
 def _head(found: Scan) -> str:
-    nbytes = sum(t.info.nbytes for t in found.tensors if t.measure is not None)
-    return (
+    nbytes = sum(t.measure.n * t.info.dtype.itemsize for t in found.tensors if t.measure is not None)
+    head = (
         f"{printable(found.source)}: {count(len(found.tensors), 'tensor')}, "
         f"{count(found.totals.n, 'value')} ({size(nbytes)}) read in {found.seconds:.2f} s"
     )
+    if found.share is None or found.sample is None:
+        return head
+    return f"{head}\na sample: of tensors larger than {size(found.sample)} so much, and all numbers are about that"
 
 
-def _table(rows: Sequence[TensorScan], targets: Sequence[DType]) -> list[str]:
-    head = ["tensor", "dtype", "shape", "least |x|", "largest |x|", "zeros", "NaN", "Inf"]
-    cells = [[*head, *(f"as {to}" for to in targets)]]
+def _table(rows: Sequence[TensorScan], found: Scan) -> list[str]:
+    """With a column more, the share of the values that was read, where that is not all of them."""
+    sampled = found.share is not None
+    head = ["tensor", "dtype", "shape", *(["read"] if sampled else []), *_NUMBERS]
+    cells = [[*head, *(f"as {to}" for to in found.targets)]]
     for t in rows:
         m = t.measure
         if m is None:
-            cells.append([t.name, t.info.dtype.name, shape(t.info.shape), size(t.info.nbytes), *[""] * 4])
+            numbers = [size(t.info.nbytes), *[""] * 4]
         else:
             least = "" if math.isinf(m.min_abs) else f"{m.min_abs:.3g}"
             zeros = _share(m.zero / m.n) if m.zero else ""
             odd = [f"{n:,}" if n else "" for n in (m.nan, m.inf)]
-            cells.append([t.name, t.info.dtype.name, shape(t.info.shape), least, f"{m.max_abs:.3g}", zeros, *odd])
-        cells[-1] += [_fate(t, to) for to in targets]
-    return table(cells, right="   rrrrr")
+            numbers = [least, f"{m.max_abs:.3g}", zeros, *odd]
+        share = [_read(t)] if sampled else []
+        fates = [_fate(t, to) for to in found.targets]
+        cells.append([t.name, t.info.dtype.name, shape(t.info.shape), *share, *numbers, *fates])
+    return table(cells, right="   rrrrrr" if sampled else "   rrrrr")
+
+
+def _read(t: TensorScan) -> str:
+    if t.measure is None:
+        return ""
+    return _share(t.measure.n / t.info.numel) if t.is_sampled else "all"
 
 
 def _share(share: float) -> str:
@@ -79,7 +93,7 @@ def _fate(t: TensorScan, to: DType) -> str:
     if loss.overflow:
         return f"{loss.overflow:,} overflow{other}"
     if loss.is_exact:
-        return f"exact{other}"
+        return f"exact so far{other}" if t.is_sampled else f"exact{other}"
     zeros = f", {_share(judged.underflow_share)} to 0" if loss.underflow else ""
     return f"{loss.snr:.1f} dB{zeros}{other}"
 

@@ -9,16 +9,18 @@ from pathlib import Path
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FP32
-from .hub.convert import fetched_file, fetched_files
+from .fileio import SourceFile
+from .hub.convert import fetched_file, fetched_files, ranged_file, ranged_files
 from .hub.refs import parse_ref
 from .paths import is_directory
 from .repo.models import open_models
-from .repo.source import local_files
+from .repo.source import Files, local_files
 from .request import Request, StrPath
 from .rules import Policy
+from .runs import ProgressCallback
 from .weights import Weights
 
-__all__ = ["opened"]
+__all__ = ["checkpoint_file", "model_files", "opened"]
 
 
 @contextmanager
@@ -30,14 +32,40 @@ def opened(
     A model on the Hub is fetched to the client's cache.  Raises InputError, HubError, or UsageError where the weights
     are the user's choice.
     """
-    ref = None if is_directory(source) else parse_ref(source)
-    if not is_directory(source) and (ref is None or ref.file is not None):
-        path = source if ref is None else fetched_file(ref)
+    request = Request(policy=Policy(FP32), weights=weights, select=select, strip_wrappers=strip_wrappers)
+    files = model_files(source, request)
+    if files is None:
+        path, _ = checkpoint_file(source)
         with open_checkpoint(path, weights=weights, select=select, strip_wrappers=strip_wrappers) as found:
             yield {"": found}
         return
-    request = Request(policy=Policy(FP32), weights=weights, select=select, strip_wrappers=strip_wrappers)
-    files = local_files(Path(os.fspath(source))) if ref is None else fetched_files(ref, request)
     with open_models(files, request) as models:
-        alone = len(models.models) == 1
-        yield {"" if alone else m.name: m.whole for m in models.models}
+        yield {models.label(m): m.whole for m in models.models}
+
+
+def model_files(
+    source: StrPath, request: Request, *, ranged: bool = False, progress: ProgressCallback | None = None
+) -> Files | None:
+    """The files of a model, in a directory or on the Hub; None where the source is a checkpoint file, here or there.
+
+    Those on the Hub are fetched to the client's cache; with ``ranged`` they are read where they are.
+    """
+    if is_directory(source):
+        return local_files(Path(os.fspath(source)))
+    ref = parse_ref(source)
+    if ref is None or ref.file is not None:
+        return None
+    return ranged_files(ref) if ranged else fetched_files(ref, request, progress)
+
+
+def checkpoint_file(
+    source: StrPath, *, ranged: bool = False, progress: ProgressCallback | None = None
+) -> tuple[StrPath | SourceFile, Path | None]:
+    """What to open of a source that is a checkpoint file, and where its config would be beside it, if not there.
+
+    One on the Hub is fetched to the client's cache; with ``ranged`` it is read where it is.
+    """
+    ref = parse_ref(source)
+    if ref is None:
+        return source, None
+    return ranged_file(ref) if ranged else (fetched_file(ref, progress), None)

@@ -1,4 +1,7 @@
-"""One pass over a checkpoint's values that writes nothing: read, look, add up."""
+"""One pass over a checkpoint's values that writes nothing: read, look, add up.
+
+It can look at a sample: of every tensor that is larger, stretches spread evenly from its first element to its last.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,20 @@ from .tensors import TensorInfo
 
 __all__ = ["castable_bytes", "sweep"]
 
+#: Stretches of a sample, and the bytes that each has at least: a request to the Hub costs as much as some of them.
+_WINDOWS = 8
+_WINDOW_BYTES = 1 << 16
 
-def castable_bytes(infos: Iterable[TensorInfo]) -> int:
+
+def castable_bytes(infos: Iterable[TensorInfo], sample: int | None = None) -> int:
     """Bytes that ``sweep`` reads at most."""
-    return sum(t.nbytes for t in infos if t.dtype.is_castable)
+    return sum(min(t.nbytes, sample or t.nbytes) for t in infos if t.dtype.is_castable)
 
 
-def sweep(source: Source, *, workers: int, progress: Progress) -> dict[int, Measure]:
+def sweep(source: Source, *, workers: int, progress: Progress, sample: int | None = None) -> dict[int, Measure]:
     """The measure of every castable tensor, by position in ``source.infos``; it does not depend on ``workers``.
 
-    Raises SourceChangedError when the file is not what it was.
+    ``sample``: bytes that are read of a tensor at most.  Raises SourceChangedError when the file is not what it was.
     """
     from . import cast, spectrum
 
@@ -46,13 +53,11 @@ def sweep(source: Source, *, workers: int, progress: Progress) -> dict[int, Meas
 
         return step
 
-    source.file.advise_sequential()
-    with collector_paused():
-        runs = make_runs(places)
-    with cast.one_thread():
-        chunks = (chunk for run in runs for chunk in _chunks(run, spectrum.BLOCK))
-        for_each(chunks, start, workers=workers, tick=progress.show)
-    source.file.require_unchanged()
+    with source.file.held(), cast.one_thread():
+        if sample is None:
+            source.file.advise_sequential()
+        for_each(_all_chunks(places, spectrum.BLOCK, sample), start, workers=workers, tick=progress.show)
+        source.file.require_unchanged()
     return {key: found[place.keys[0]] for place in places for key in place.keys}
 
 
@@ -67,6 +72,31 @@ def _places(source: Source) -> list[Place]:
         keys = (key,) if known is None else (*known.keys, key)
         places[where] = Place(t, t.dtype, t.offset, keys, source.elements(t))
     return [*places.values()]
+
+
+def _all_chunks(places: Sequence[Place], block: int, sample: int | None) -> Iterator[Chunk]:
+    """Everything; of what is larger than ``sample`` bytes, so much of it."""
+    with collector_paused():
+        whole = [p for p in places if sample is None or p.src.nbytes <= sample]
+        runs = make_runs(whole)
+    for run in runs:
+        yield from _chunks(run, block)
+    if sample is None:
+        return
+    for place in places:
+        if place.src.nbytes > sample:
+            yield from _windows(make_runs([place])[0], block, sample)
+
+
+def _windows(run: Run, block: int, sample: int) -> Iterator[Chunk]:
+    """Stretches of a tensor that are ``sample`` bytes together, the same ones every time."""
+    count = max(1, min(_WINDOWS, sample // _WINDOW_BYTES))
+    width = max(1, sample // count // run.src_size)
+    free = run.starts[-1] - width
+    for n in range(count):
+        start = free * n // (count - 1) if count > 1 else free // 2
+        for at in range(start, start + width, max(CHUNK_BYTES // run.src_size, block)):
+            yield Chunk(run, at, min(max(CHUNK_BYTES // run.src_size, block), start + width - at))
 
 
 def _chunks(run: Run, block: int) -> Iterator[Chunk]:

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from .dtypes import DType
 
-__all__ = ["TensorInfo"]
+__all__ = ["TensorInfo", "prefixed"]
+
+
+def prefixed(component: str, tensor: str) -> str:
+    """A tensor's name among those of several components, as reports have it."""
+    return f"{component}/{tensor}" if component else tensor
 
 
 class TensorInfo(NamedTuple):

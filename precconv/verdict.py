@@ -78,10 +78,12 @@ class Verdict:
     safe: str
     unsafe: str
     run: str
+    share: float | None = None  #: of the values that were read; None where that is all of them
 
     @property
     def lines(self) -> tuple[str, str, str]:
-        return f"safe: {self.safe}", f"not safe: {self.unsafe}", f"run: {self.run}"
+        part = "" if self.share is None else f" in a sample of {_percent(self.share)}"
+        return f"safe{part}: {self.safe}", f"not safe{part}: {self.unsafe}", f"run: {self.run}"
 
 
 def judge(to: DType, items: Iterable[tuple[Item, Measure]]) -> Judgement:
@@ -92,18 +94,35 @@ def judge(to: DType, items: Iterable[tuple[Item, Measure]]) -> Judgement:
     return Judgement(to, cast, upcast, sum((t.loss for t in cast), Loss()))
 
 
-def verdict(source: str, judgements: Sequence[Judgement], total: Measure) -> Verdict:
-    """The verdict over what was judged; ``total`` is the measure of the whole source."""
-    safe = [f"{j.to}: {_praise(j)}" for j in judgements if j.is_safe]
+def verdict(
+    source: str,
+    judgements: Sequence[Judgement],
+    total: Measure,
+    *,
+    share: float | None = None,
+    options: Sequence[str] = (),
+) -> Verdict:
+    """The verdict over what was judged; ``total`` is the measure of the whole source.
+
+    ``share``: of the values, where only a sample was read.  ``options``: of the command line, for the plans.
+    """
+    sampled = share is not None
+    safe = [f"{j.to}: {_praise(j, sampled=sampled)}" for j in judgements if j.is_safe]
     unsafe = [f"{j.to}: {_blame(j)}" for j in judgements if not j.is_safe]
     if total.nan or total.inf:
-        unsafe.append(f"the source holds {total.nan} NaN and {total.inf} Inf among {total.n} values")
-    return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or "nothing was found", _command(source, judgements))
+        holder = "the sample" if sampled else "the source"
+        unsafe.append(f"{holder} holds {total.nan} NaN and {total.inf} Inf among {total.n} values")
+    nothing = "nothing was found, in what was read" if sampled else "nothing was found"
+    command = _command(source, judgements, options, sampled=sampled)
+    return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or nothing, command, share)
 
 
-def _praise(j: Judgement) -> str:
+def _praise(j: Judgement, *, sampled: bool) -> str:
+    """Nothing is called lossless that was not read."""
     if not j.cast:
         return "there is nothing to cast"
+    if sampled and j.is_exact:
+        return f"every value that was read and is cast is exactly a {j.to} value; others may not be"
     if j.is_upcast and j.to.bits < max(t.item.src.dtype.bits for t in j.cast):
         sources = " and ".join(sorted({t.item.src.dtype.name for t in j.cast}))
         return f"every {sources} value is exactly a {j.to} value: --to {j.to} loses nothing"
@@ -111,7 +130,8 @@ def _praise(j: Judgement) -> str:
         return f"every value that is cast is exactly a {j.to} value: --to {j.to} loses nothing"
     worst = max(j.cast, key=lambda t: t.loss.relative_rms_error)
     zeros = f", {_values(j.loss.underflow)} to 0" if j.loss.underflow else ""
-    return f"everything fits{zeros}, SNR {j.loss.snr:.1f} dB (least {worst.loss.snr:.1f} dB in {worst.name!r})"
+    everything = "everything that was read" if sampled else "everything"
+    return f"{everything} fits{zeros}, SNR {j.loss.snr:.1f} dB (least {worst.loss.snr:.1f} dB in {worst.name!r})"
 
 
 def _blame(j: Judgement) -> str:
@@ -128,6 +148,14 @@ def _blame(j: Judgement) -> str:
     return ", ".join(parts)
 
 
+def _percent(share: float) -> str:
+    """A share with two digits that say something, never as much as all nor as little as nothing."""
+    for digits in (0, 1, 2, 3):
+        if share >= 10.0 ** (-1 - digits):
+            return f"{min(share, 1 - 10.0 ** (-2 - digits)):.{digits}%}"
+    return "less than 0.01%"
+
+
 def _tensors(n: int) -> str:
     return f"{n:,} tensor{'' if n == 1 else 's'}"
 
@@ -136,7 +164,7 @@ def _values(n: int) -> str:
     return f"{n:,} value{'' if n == 1 else 's'}"
 
 
-def _command(source: str, judgements: Sequence[Judgement]) -> str:
+def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str], *, sampled: bool) -> str:
     """The conversion that loses least, with what it takes to lose no more than that."""
     useful = [j for j in judgements if j.cast]
     if len(useful) < len(
@@ -144,7 +172,9 @@ def _command(source: str, judgements: Sequence[Judgement]) -> str:
     ):  # it is in one of the types asked for: any other loses something, or gains nothing
         return f"nothing: there is nothing to cast to {next(j.to for j in judgements if not j.cast)}"
     best = max(useful, key=lambda j: (j.is_exact, j.is_safe, not j.overflowing, j.loss.snr, j.to is BF16))
-    parts = ["precconv", shlex.quote(source), "--to", best.to.name]
+    parts = ["precconv", shlex.quote(source), "--to", best.to.name, *map(shlex.quote, options)]
+    if sampled and best.is_exact:
+        parts.append("--lossless-only")  # what a sample shows, the whole has to keep
     if best.overflowing:
         parts += ["--on-overflow", "fp32"]
     globs = dict.fromkeys(generalise(t.name) for t in best.underflowing if not t.loss.overflow)

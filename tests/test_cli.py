@@ -129,7 +129,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
     args = "model.safetensors --to half -o out.pt --format pt --weights all --strip-wrappers --shared drop"
     policy = "--preset t5 --norms cast --mixed cast"
     checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --rounding stochastic --seed 3 --verify full"
-    more = "--workers 1 --report r.json --durable --force --keep ids"
+    more = "--lossless-only --workers 1 --report r.json --html p.html --durable --force --keep ids"
     repo = "--component unet=fp16,vae=keep --component x=fp32 --shard-size 5GB --variant a --from-variant b --copy-all"
     push = "--push me/x --private --branch b --pr --low-disk --engine ray --address auto"
     assert run(*f"{args} {policy} {checks} {more} {repo} {push}".split()).exit_code == 0
@@ -138,6 +138,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == {
         "source": "model.safetensors",
         "to": "half",
+        "lossless_only": True,
         "output": "out.pt",
         "format": "pt",
         "weights": "all",
@@ -167,7 +168,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "address": "auto",
         "workers": 1,
         "report": "r.json",
-        "html": None,
+        "html": "p.html",
         "durable": True,
         "force": True,
         "progress": None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import precconv
-from precconv.lossless import automatic, lossless_only
+from precconv.lossless import automatic, lossless_only, undecided
 from precconv.measures import Measure
 from precconv.plan import Item, Plan
 
@@ -81,6 +81,16 @@ def test_lossless_only_keeps_what_would_lose(tmp_path: Path) -> None:
         "d": ("bf16", "target"),
     }
     assert fates(lossless_only(fp16, measures))["b"] == ("fp32", "not exactly representable in fp16")
+
+
+def test_only_tensors_that_a_plan_would_cast_are_asked_about(tmp_path: Path) -> None:
+    tensors = {"a": BOTH, "b": BOTH.half(), "c": BOTH.bfloat16(), "norm.weight": torch.ones(2), "d": BOTH.double()}
+    bf16, fp16, measures = plans(tmp_path, tensors)
+    assert undecided(bf16, fp16) == {"a", "d"}
+    assert undecided(bf16) == {"a", "b", "d"}
+    few = {name: measures[name] for name in undecided(bf16, fp16)}
+    assert automatic(bf16, fp16, few) == automatic(bf16, fp16, measures)
+    assert lossless_only(fp16, {n: measures[n] for n in undecided(fp16)}) == lossless_only(fp16, measures)
 
 
 def test_no_plan_that_loses_nothing_changes_a_value(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from fixtures import make
 from precconv import runs, scan_text, spectrum, sweep
 from precconv.checkpoint import open_checkpoint
 from precconv.dtypes import BF16, CASTABLE, FP16, FP32
-from precconv.request import request_of
-from precconv.scan import Scan, TensorScan, scan_checkpoints
+from precconv.scan import Part, Scan, TensorScan, scan_checkpoints
 
 from .command import run
 from .real import real_file
@@ -140,12 +140,11 @@ def test_several_checkpoints_are_one_scan(tmp_path: Path) -> None:
     for i, part in enumerate((names[:1], names[1:])):
         write_checkpoint(tmp_path / f"{i}.safetensors", {n: tensors[n] for n in part})
 
-    def parts() -> Any:
-        for i in (0, 1):
-            with open_checkpoint(tmp_path / f"{i}.safetensors") as found:
-                yield f"shard {i}", found
-
-    found = scan_checkpoints(parts(), [request_of(to="bf16")], source="both")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_checkpoint(tmp_path / f"{i}.safetensors")) for i in (0, 1)]
+        parts = [Part("", f"shard {i}", one) for i, one in enumerate(opened)]
+        plan = precconv.plan(tmp_path / "whole.safetensors", to="bf16")
+        found = scan_checkpoints(parts, {BF16: plan}, source="both", workers=2)
     assert [(t.file, t.name) for t in found.tensors] == [(f"shard {int(n != names[0])}", n) for n in names]
     assert found.totals == whole.totals
     assert found.verdict.safe == whole.verdict.safe
@@ -326,7 +325,7 @@ def test_json_has_every_tensor_or_the_top_ones() -> None:
     whole = json.loads(run("scan", LLAMA, "--json").stdout)
     assert whole["schema"] == 1
     assert len(whole["tensors"]) == 21
-    assert whole["verdict"].keys() == {"safe", "unsafe", "run", "judgements"}
+    assert whole["verdict"].keys() == {"sampled", "safe", "unsafe", "run", "judgements"}
     assert whole["totals"]["n"] == sum(t["n"] for t in whole["tensors"]) == 34_976
     first = whole["tensors"][0]
     assert sum(first["exponents"]["counts"]) == first["n"] - first["zero"]

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     """As ``convert`` has them."""
 
     to: str | DType
+    lossless_only: bool
     format: FormatChoice
     force: bool
     weights: Weights

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..dtypes import DType
 from ..errors import InputError, UsageError
 from ..fileio import InputFile
 from ..formats import Format, detect, format_for_suffix, format_named
@@ -35,12 +34,12 @@ def check_template(template: str) -> str:
     return template
 
 
-def output_place(source: str, to: DType, template: str | None, root: Path, choice: FormatChoice) -> Path:
+def output_place(source: str, to: str, template: str | None, root: Path, choice: FormatChoice) -> Path:
     """The output of a source, absolute; by default ``root`` and the name that a single conversion would give it.
 
     A template's name for a file that does not say a format gets the suffix of the one that it will have.
     """
-    names = {**asdict(names_of(source)), "to": to.name}
+    names = {**asdict(names_of(source)), "to": to}
     path, is_file = Path(source), not is_directory(source) and os.path.lexists(source)
     if template is not None:
         said = template.format(**{k: v.replace(os.sep, "_") for k, v in names.items()})
@@ -95,9 +94,9 @@ def check_places(places: Sequence[tuple[str, Path]]) -> None:
                 raise UsageError(message, hint="give another place with --output-dir")
 
 
-def repo_name(template: str, source: str, to: DType) -> str:
+def repo_name(template: str, source: str, to: str) -> str:
     """The repo that a source's output is published in; raises UsageError for what can be no repo's name."""
-    names = {**asdict(names_of(source)), "to": to.name}
+    names = {**asdict(names_of(source)), "to": to}
     name = check_template(template).format(**{k: v.replace("/", "_") for k, v in names.items()})
     if not _REPO.fullmatch(name):
         hint = "write it as org/name, as in me/{stem}-{to}"

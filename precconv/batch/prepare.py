@@ -117,12 +117,12 @@ def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: 
     if said is not None:
         check_template(said)
     if options.get("push") is not None:
-        options["push"] = repo_name(options["push"], entry.source, request.policy.target)
+        options["push"] = repo_name(options["push"], entry.source, request.to)
         if said is None:
             return _Draft(entry, options, request, None)
     elif any(options.get(name) for name in PUBLISHING):
         raise UsageError(f"{entry.source}: nothing says where to publish", hint="give --push REPO")
-    place = output_place(entry.source, request.policy.target, said, root, request.format)
+    place = output_place(entry.source, request.to, said, root, request.format)
     return _Draft(entry, options, request, place)
 
 

@@ -20,11 +20,14 @@ from .options import CHOICE, POLICY, PUSH, REPO, REPO_NAMES, F, Ordered, add_opt
 __all__ = ["convert", "print_plan"]
 
 #: What a plan depends on besides, and ``inspect`` has otherwise.
-_PLAN_ONLY = ("output", "format", "weights", "select", "shared", *REPO_NAMES)
+_PLAN_ONLY = ("lossless_only", "output", "format", "weights", "select", "shared", *REPO_NAMES)
 
 
 _CONVERSION: tuple[Callable[[F], F], ...] = (
-    click.option("--to", required=True, metavar="DTYPE", help="fp32, fp16 or bf16, or one of their usual aliases."),
+    click.option("--to", required=True, metavar="DTYPE",
+                 help="fp32, fp16 or bf16, or one of their usual aliases; auto: for each tensor the smallest of them "
+                 "that holds all its values."),
+    click.option("--lossless-only", is_flag=True, help="Keep the dtype of what would lose a value by the cast."),
     click.option("-o", "--output", type=click.Path(), metavar="PATH",
                  help="File or directory; default: NAME.DTYPE.SUFFIX beside a file, DIR-DTYPE beside a directory."),
     click.option("--format", type=click.Choice(["same", "safetensors", "pt"]), default="same", show_default=True,
@@ -51,7 +54,8 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
     click.option("--verify", type=click.Choice(["sample", "full", "none"]), default="sample", show_default=True,
                  help="How much of the output is read back and compared with a fresh cast."),
     click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores."),
-    click.option("--dry-run", is_flag=True, help="Print the plan; read no tensor data, write nothing."),
+    click.option("--dry-run", is_flag=True, help="Print the plan, write nothing; read no tensor data, "
+                 "unless --to auto or --lossless-only needs it."),
     click.option("--report", type=click.Path(), metavar="FILE",
                  help="Write a JSON report, with every tensor's errors measured."),
     click.option("--html", type=click.Path(), metavar="FILE", help="The same as a page for a browser."),
@@ -74,7 +78,9 @@ def convert(src: str, *, dry_run: bool, as_json: bool, quiet: bool, verbose: boo
             if dry_run and options[name] is not None:
                 raise click.UsageError(f"--dry-run writes nothing, --{name} neither: --json prints the plan")
         if dry_run:
-            print_plan(src, run_plan(src, **policy), as_json=as_json, quiet=quiet, verbose=verbose)
+            with progress_bar(quiet=quiet) as progress:
+                made = run_plan(src, progress=progress, **policy)
+            print_plan(src, made, as_json=as_json, quiet=quiet, verbose=verbose)
             return
         try:
             with progress_bar(quiet=quiet) as progress:

@@ -40,6 +40,8 @@ def inspect(
 ) -> None:
     """Show what is inside a checkpoint, from its header alone."""
     with reported():
+        if to is not None and to.lower() == "auto":
+            raise click.UsageError("inspect reads headers alone, auto depends on the values: see 'convert --dry-run'")
         if to is not None:
             made = run_plan(src, weights=weights, select=select, **policy_options({"to": to, **options}))
             print_plan(src, made, as_json=as_json, quiet=False, verbose=verbose)

@@ -12,6 +12,8 @@ from ..rules import Rule, read_rules
 
 __all__ = [
     "CHOICE",
+    "COMPONENT",
+    "FROM_VARIANT",
     "POLICY",
     "POLICY_NAMES",
     "PUSH",
@@ -86,13 +88,19 @@ POLICY: tuple[Callable[[F], F], ...] = (
 POLICY_NAMES = ("strip_wrappers", "preset", "norms", "mixed", *_RULE_OPTIONS)
 
 
+COMPONENT = click.option(
+    "--component",
+    multiple=True,
+    metavar="NAME=DTYPE[,...]",
+    help="Another target for a component of a model directory, or keep: unet=fp16,vae=keep.",
+)
+FROM_VARIANT = click.option("--from-variant", metavar="NAME", help="Read the weights of this variant.")
 #: What a plan for a model directory depends on besides.
 REPO: tuple[Callable[[F], F], ...] = (
-    click.option("--component", multiple=True, metavar="NAME=DTYPE[,...]",
-                 help="Another target for a component of a model directory, or keep: unet=fp16,vae=keep."),
+    COMPONENT,
     click.option("--shard-size", metavar="SIZE", help="Cut into shards of at most this size, e.g. 5GB."),
     click.option("--variant", metavar="NAME", help="Write model.NAME.safetensors, as the Hub's variants are named."),
-    click.option("--from-variant", metavar="NAME", help="Read the weights of this variant."),
+    FROM_VARIANT,
     click.option("--copy-all", is_flag=True,
                  help="Carry over also weights in other formats and variants, and training state."),
 )  # fmt: skip

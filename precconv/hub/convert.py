@@ -15,6 +15,7 @@ from ..convert import convert_file
 from ..engines import Engine, open_engine
 from ..errors import HubError, InputError, OutputError, UsageError
 from ..fileio import InputFile, SourceFile
+from ..filing import check_filing
 from ..formats import Format
 from ..inspection import Inspection, inspect_file
 from ..outputs import output_format, output_path
@@ -26,7 +27,7 @@ from ..repo.models import CONFIG
 from ..repo.places import directory_output, require_replaceable, single_output
 from ..repo.source import Files, local_files
 from ..repo.stage import home_of, put_back, staged
-from ..report import Report, check_report_path
+from ..report import Report
 from ..request import Request, StrPath, plan_for, plan_of
 from ..runs import ProgressCallback
 from ..weights import Weights
@@ -56,6 +57,8 @@ __all__ = [
     "inspect_repo",
     "plan_repo",
     "push_directory",
+    "ranged_file",
+    "ranged_files",
 ]
 
 
@@ -72,7 +75,14 @@ def inspect_repo(ref: Ref, *, weights: Weights = "auto", select: str | None = No
 
 @quiet()
 def plan_repo(ref: Ref, output: StrPath | None, request: Request) -> Plan:
-    """What ``convert_repo`` with the same arguments would do; no weights are downloaded."""
+    """What ``convert_repo`` with the same arguments would do; no weights are downloaded.
+
+    Raises UsageError for a lossless request, which needs them.
+    """
+    if request.lossless is not None:
+        option = "--to auto" if request.lossless == "auto" else "--lossless-only"
+        hint = f"precconv scan {ref} --sample shows what to expect; a conversion fetches them"
+        raise UsageError(f"{option} depends on the weights, which a plan does not fetch", path=str(ref), hint=hint)
     repo = find(ref)
     if ref.file is None:
         with _whole(repo):
@@ -133,7 +143,7 @@ def convert_repo(
     with _engine(push) as engine, pushing(push.target, files, request, at_once=push.low_disk) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
             _tidy(final)
-            return already(sink, files, plan_files(files, output, request), request)
+            return already(sink, files, _published(files, output, request), request)
         to = sink if sink.already is None else None  # what is published, but not here, is made here
         make = None if engine is None or to is None else engine_runner(repo, to, engine)
         done = convert_found(
@@ -171,6 +181,10 @@ def _check_push(push: Push, output: StrPath | None, request: Request, *, source:
     if request.shard_size is not None:
         hint = "leave one of them out"
         raise UsageError(f"{what} writes the source's shards, --shard-size others", path=path, hint=hint)
+    if request.lossless is not None:
+        message = f"{what} takes a shard at a time, what loses nothing depends on the values of all of them"
+        hint = f"leave out {what}, or name a dtype without --lossless-only"
+        raise UsageError(message, path=path, hint=hint)
 
 
 def _with_published(done: Report, sink: HubSink) -> Report:
@@ -182,17 +196,14 @@ def push_directory(
 ) -> Report:
     """Convert a local model and publish it; it is kept here only where an ``output`` is named."""
     _check_push(push, output, request, source=source)
-    final, keeps = (
-        directory_output(Path(source), request.policy.target, output or _stage_name(push)),
-        output is not None,
-    )
+    final, keeps = directory_output(Path(source), request.to, output or _stage_name(push)), output is not None
     put_back(final)
     files = local_files(Path(source), skip=(final, home_of(final)))
     needs(files, final, request)
     with pushing(push.target, files, request, at_once=False) as sink:
         if sink.already is not None and not (keeps and not is_taken(final)):
             _tidy(final)
-            return already(sink, files, plan_files(files, output, request), request)
+            return already(sink, files, _published(files, output, request), request)
         to = sink if sink.already is None else None
         return _with_published(convert_files(files, final, request, progress, to, keeps=keeps), sink)
 
@@ -206,7 +217,16 @@ def _tidy(final: Path) -> None:
 
 
 def _final(repo: HubRepo, output: StrPath | None, request: Request) -> Path:
-    return single_output(output) or directory_output(Path(repo.id.rpartition("/")[2]), request.policy.target, output)
+    return single_output(output) or directory_output(Path(repo.id.rpartition("/")[2]), request.to, output)
+
+
+def _published(files: Files, output: StrPath | None, request: Request) -> Plan:
+    """The plan of what was published already; what the values decided then is not decided again."""
+    made = plan_files(files, output, request.from_headers())
+    if request.lossless is None:
+        return made
+    notes = (*made.notes, "what became of each tensor was decided from the values, which were not read again")
+    return replace(made, items=(), notes=notes, lossless=request.lossless)
 
 
 def convert_found(
@@ -260,11 +280,19 @@ def _require_room(repo: HubRepo, names: Sequence[str], final: Path, nbytes: int)
 
 
 @quiet()
-def fetched_file(ref: Ref) -> Path:
+def fetched_file(ref: Ref, progress: ProgressCallback | None = None) -> Path:
     """One file of a model, in the client's cache with the config beside it."""
     repo = find(ref)
     name = _there(ref, repo)
-    return fetch(repo, _with_config(repo, name)) / name
+    return fetch(repo, _with_config(repo, name), progress) / name
+
+
+@quiet()
+def ranged_file(ref: Ref) -> tuple[SourceFile, Path]:
+    """One file of a model where it is, read by range, and where it would be beside its config."""
+    repo = find(ref)
+    name = _there(ref, repo)
+    return opened_at(repo, name), _beside_config(repo, name)
 
 
 @quiet()
@@ -273,6 +301,12 @@ def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None 
     repo = find(ref)
     needed = _needs(repo, Path(), request)
     return _files(repo, fetch(repo, [*needed.others, *needed.weights], progress), (), Path())
+
+
+@quiet()
+def ranged_files(ref: Ref) -> Files:
+    """A model's files where they are, read by range."""
+    return remote_files(find(ref))
 
 
 def _files(repo: HubRepo, root: Path, remote: Sequence[str], home: Path) -> Files:
@@ -304,17 +338,22 @@ def _with_config(repo: HubRepo, name: str) -> list[str]:
     return [path for path in (name, beside) if path in repo.sizes]
 
 
-def _plan_one(repo: HubRepo, name: str, output: StrPath | None, request: Request) -> tuple[Plan, Format]:
-    """The plan, and the format that the file has now."""
+def _beside_config(repo: HubRepo, name: str) -> Path:
+    """Where a file would be if it was here, with its config, which is fetched."""
     config = _with_config(repo, name)[1:]
-    beside = fetch(repo, config) / name if config else Path(repo.commit, name)
+    return fetch(repo, config) / name if config else Path(repo.commit, name)
+
+
+def _plan_one(repo: HubRepo, name: str, output: StrPath | None, request: Request) -> tuple[Plan, Format]:
+    """The plan from the header, and the format that the file has now."""
+    beside, simple = _beside_config(repo, name), request.from_headers()
     file, wrappers = opened_at(repo, name), request.strip_wrappers
     with (
         collector_paused(),
         open_checkpoint(file, weights=request.weights, select=request.select, strip_wrappers=wrappers) as found,
     ):
         fmt = output_format(found.format, None if output is None else Path(output), choice=request.format)
-        return plan_for(plan_of(found, request, beside=beside), found, fmt, request), found.format
+        return plan_for(plan_of(found, simple, beside=beside), found, fmt, simple), found.format
 
 
 def _convert_one(
@@ -323,13 +362,11 @@ def _convert_one(
     """One file of a repo, by default to the working directory."""
     place = "." if output is None else output
     made, fmt = _plan_one(repo, name, place, request)
-    final, _ = output_path(
-        Path(repo.id, name), fmt, request.policy.target, place, choice=request.format, force=request.force
-    )
-    if request.report is not None:
-        check_report_path(request.report, [final])
+    final, _ = output_path(Path(repo.id, name), fmt, request.to, place, choice=request.format, force=request.force)
+    check_filing(request, [final])
     names = _with_config(repo, name)
-    _require_room(repo, names, final, sum(i.nbytes for i in made.items))
+    nbytes = 0 if request.lossless == "auto" else sum(i.nbytes for i in made.items)
+    _require_room(repo, names, final, nbytes)
     shown = _Phases(progress, sum(repo.sizes[n] for n in names), repo.sizes[name])
     root = fetch(repo, names, shown.fetching)
     done = convert_file(root / name, place, request, shown.converting)

@@ -77,7 +77,7 @@ class HubSink:
     def finish(self, done: Report) -> Report:
         """Commit what was sent; the report with where it is."""
         operations = [future.result() for future in self._sent]
-        title = publication_title(self._source, self._request.policy.target.name)
+        title = publication_title(self._source, self._request.to)
         kept = "".join(f"\n- {g.tensors} tensors {g.to}: {g.why}" for g in done.plan.groups())
         published = self._to.commit(operations, title=title, description=f"By dtype and reason:{kept}")
         return replace(done, output=published.pr_url or published.url, published=asdict(published))

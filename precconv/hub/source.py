@@ -141,6 +141,9 @@ class HubFile:
         end = offset + len(buffer)
         if end > self.size:
             raise SourceChangedError(f"ends at byte {self.size}, before {end}", path=self.path)
+        if len(buffer) >= BLOCK:  # nothing to keep, so nothing to wait for: threads ask side by side
+            buffer[:] = self._fetch(offset, end)
+            return
         with self._lock:
             if not self._start <= offset <= end <= self._start + len(self._block):
                 # who jumps, as from record to record of a zip, does not want what follows

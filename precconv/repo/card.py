@@ -35,7 +35,7 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"
 
 
 class Kept(NamedTuple):
-    """Tensors that did not become the target, by reason."""
+    """Tensors that did not become the target, by reason; all of them where there is no one target."""
 
     why: str
     dtype: DType  #: what they are in the output
@@ -48,9 +48,9 @@ class CardFacts:
     """What a conversion has to say about itself."""
 
     source: str  #: ``org/name``, or a directory's bare name
-    target: DType
+    target: DType | None  #: None where it was chosen for each tensor
     version: str  #: of precconv
-    tensors: int  #: converted to the target
+    tensors: int  #: converted to the target, or to any other dtype than they had
     bytes_before: int  #: of those
     bytes_after: int
     base_model: str | None = None  #: a repo id
@@ -108,7 +108,8 @@ def _gap(text: str, eol: str) -> str:
 
 
 def _section(facts: CardFacts) -> Iterator[str]:
-    yield from (_BEGIN, f"## Converted to {facts.target.name}", "", _paragraph(facts))
+    heading = "without loss" if facts.target is None else f"to {facts.target.name}"
+    yield from (_BEGIN, f"## Converted {heading}", "", _paragraph(facts))
     if facts.kept:
         yield from ("", "| reason | dtype | tensors | size |", "| --- | --- | ---: | ---: |")
         yield from (f"| {' | '.join(row)} |" for row in _rows(facts.kept))
@@ -123,11 +124,13 @@ def _paragraph(facts: CardFacts) -> str:
     source = f"[{_plain(base)}](https://huggingface.co/{base})" if link else _plain(base)
     at = f" at commit {_code(facts.commit)}" if facts.commit else ""
     options = f" ({_code(facts.options)})" if facts.options else ""
+    to = "each tensor to the smallest dtype that holds its values" if facts.target is None else facts.target.torch
+    converted = f"converted, {to}," if facts.target is None else f"converted to {to}"
     words = [
-        f"The weights of {source}{at}, converted to {facts.target.torch} by precconv {_plain(facts.version)}{options}:",
+        f"The weights of {source}{at}, {converted} by precconv {_plain(facts.version)}{options}:",
         f"{count(facts.tensors, 'tensor')}, {size(facts.bytes_before)} before and {size(facts.bytes_after)} after.",
     ]
-    if facts.kept:
+    if facts.kept and facts.target is not None:
         others = count(sum(k.tensors for k in facts.kept), "other tensor")
         words.append(f"Not {facts.target.torch}: {others}, {size(_total(facts.kept))}.")
     return " ".join(words)

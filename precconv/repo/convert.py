@@ -17,14 +17,7 @@ from typing import Protocol
 from ..bulk import collector_paused
 from ..checkpoint import open_checkpoint
 from ..convert import Outcome, Task, convert_checkpoint, make_task, planned_bytes, refusal, require_space, verify, write
-from ..errors import (
-    NumericError,
-    OutputError,
-    PrecconvError,
-    SourceChangedError,
-    UsageError,
-    VerificationError,
-)
+from ..errors import NumericError, OutputError, PrecconvError, SourceChangedError, UsageError, VerificationError
 from ..fileio import part_file
 from ..filing import check_filing, file_refusal, filed
 from ..formats import Format
@@ -34,7 +27,7 @@ from ..paths import same_file
 from ..plan import Plan
 from ..report import Report
 from ..request import Request, StrPath, plan_for
-from ..runs import Progress, ProgressCallback
+from ..runs import Phases, Progress, ProgressCallback
 from .doors import check_collisions
 from .files import copied_bytes, fingerprint, model_card, output_names, write_files
 from .models import Models, open_models
@@ -76,20 +69,24 @@ class Sink(Protocol):
         ...
 
 
-def plan_directory(source: StrPath, output: StrPath | None, request: Request) -> Plan:
-    """What ``convert_directory`` with the same arguments would do, from headers and configs alone."""
+def plan_directory(
+    source: StrPath, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+) -> Plan:
+    """What ``convert_directory`` with the same arguments would do, from headers and configs where they decide it."""
     skip = () if output is None or single_output(output) is not None else (Path(output),)
-    return plan_files(local_files(Path(source), skip=skip), output, request)
+    return plan_files(local_files(Path(source), skip=skip), output, request, progress)
 
 
-def plan_files(files: Files, output: StrPath | None, request: Request) -> Plan:
+def plan_files(
+    files: Files, output: StrPath | None, request: Request, progress: ProgressCallback | None = None
+) -> Plan:
     """The same for a model's files wherever they lie."""
     one = single_output(output)
     with open_models(files, request) as models, collector_paused():
         if one is not None:
-            made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one)
+            made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one, progress)
             return made
-        return plan_of_all(models, plan_models(models, request), request)
+        return plan_of_all(models, plan_models(models, request, Progress(0, progress)), request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +106,16 @@ def needs(files: Files, final: Path, request: Request, *, one: bool = False) -> 
     """
     with open_models(files, request) as models, collector_paused():
         if one:
-            made, plan = _as_one(models, replace(request, shared=request.shared or "clone"), final)
+            made, plan = _as_one(models, replace(request.from_headers(), shared=request.shared or "clone"), final)
             _check_report(models, final, request)
             _place(models, plan, final, request)
             names, nbytes = [], sum(i.nbytes for i in made.items)
         else:
-            plans = plan_models(models, request)
+            plans = plan_models(models, request.from_headers())
             names, nbytes = output_names(models, plans), sum(i.nbytes for p in plans for i in p.plan.items)
             _check_output(models, names, final, request)
+        if request.lossless == "auto":  # the values decide
+            nbytes = 0
         sets = [m.set for m in models.models]
         indexes = [s.index for s in sets if s.index is not None]
         others = (*models.survey.others, *indexes)
@@ -133,7 +132,7 @@ def convert_directory(
     root, one = Path(source), single_output(output)
     if one is not None:
         return convert_to_file(local_files(root), one, request, progress)
-    final = directory_output(root, request.policy.target, output)
+    final = directory_output(root, request.to, output)
     put_back(final)
     return convert_files(local_files(root, skip=(final, home_of(final))), final, request, progress)
 
@@ -154,20 +153,31 @@ def convert_files(
     elsewhere, and sends them to the sink itself.
     """
     with open_models(files, request) as models:
-        started = time.perf_counter()
-        plans = plan_models(models, request)
-        names = output_names(models, plans)
-        _check_output(models, names, final, request)
-        if keeps:
-            require_replaceable(final, frozenset(names), force=request.force)
+        started, phases = time.perf_counter(), Phases(progress)
+        plans = plan_models(models, request.from_headers())
+        names = _checked_names(models, plans, final, request, keeps=keeps)
+        if request.lossless is not None:
+            plans = plan_models(models, request, Progress(0, phases.first))
+            names = _checked_names(models, plans, final, request, keeps=keeps)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
             tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
             job = Job(models, plans, request, final, tasks, started, frozenset(names), stage.notes)
             try:
-                return _convert(job, stage, progress, sink, keeps=keeps, runner=runner)
+                return _convert(job, stage, phases.second, sink, keeps=keeps, runner=runner)
             except (NumericError, VerificationError) as e:
                 file_refusal(e.report, request)
                 raise
+
+
+def _checked_names(
+    models: Models, plans: Sequence[ModelPlan], final: Path, request: Request, *, keeps: bool
+) -> Sequence[str]:
+    """The output's files; refuses what is in the way of one."""
+    names = output_names(models, plans)
+    _check_output(models, names, final, request)
+    if keeps:
+        require_replaceable(final, frozenset(names), force=request.force)
+    return names
 
 
 def _check_output(models: Models, names: Sequence[str], final: Path, request: Request) -> None:
@@ -343,7 +353,9 @@ def _first_file(output: Output) -> Path:
 # One file
 
 
-def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelPlan]:
+def _as_one(
+    models: Models, request: Request, final: Path, progress: ProgressCallback | None = None
+) -> tuple[Plan, ModelPlan]:
     """The plan for a directory's one checkpoint as one file."""
     if len(models.models) > 1:
         names = ", ".join(m.name for m in models.models)
@@ -353,7 +365,7 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
         )
     if request.shard_size is not None:
         raise UsageError("one file cannot have shards", path=final, hint="give a directory with -o")
-    (made,) = plan_models(models, request)
+    (made,) = plan_models(models, request, Progress(0, progress))
     fmt = output_format(made.model.whole.format, final, choice=request.format)
     return plan_for(made.decided, made.model.whole, fmt, made.request), made
 
@@ -361,17 +373,20 @@ def _as_one(models: Models, request: Request, final: Path) -> tuple[Plan, ModelP
 def convert_to_file(files: Files, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
     """Convert a model's one checkpoint to one file."""
     request = replace(request, shared=request.shared or "clone")
-    root = files.root
+    root, started, phases = files.root, time.perf_counter(), Phases(progress)
     with open_models(files, request) as models:
-        made, plan = _as_one(models, request, final)
+        made, plan = _as_one(models, request.from_headers(), final)
         whole = plan.model.whole
         for path in plan.model.set.files:
             if same_file(root / path, final):
                 raise OutputError("is part of the input", path=final, hint="give another name with -o")
         _check_report(models, final, request)
-        return convert_checkpoint(whole, made, *_place(models, plan, final, request), plan.request, progress)
+        place = _place(models, plan, final, request)
+        if request.lossless is not None:
+            made, plan = _as_one(models, request, final, phases.first)
+        return convert_checkpoint(whole, made, *place, plan.request, phases.second, started=started)
 
 
 def _place(models: Models, plan: ModelPlan, final: Path, request: Request) -> tuple[Path, Format]:
-    source_format, to = plan.model.whole.format, request.policy.target
-    return output_path(models.root, source_format, to, final, choice=request.format, force=request.force)
+    source_format = plan.model.whole.format
+    return output_path(models.root, source_format, request.to, final, choice=request.format, force=request.force)

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from .._version import __version__
 from ..configs import with_dtype
 from ..convert import Outcome
+from ..dtypes import DType
 from ..errors import InputError
 from ..formats import Format
 from ..paths import reason
@@ -81,9 +82,9 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
     if README not in models.survey.others:
         return None
     repo, commit = models.files.repo, models.files.commit
-    to = request.policy.target
-    cast = [i for i in plan.items if i.to is to and i.src.dtype is not to]
-    kept = [Kept(g.why, g.to, g.tensors, g.nbytes) for g in plan.groups() if g.to is not to]
+    to = None if request.lossless == "auto" else request.policy.target
+    cast = [i for i in plan.items if i.to is not i.src.dtype and to in (i.to, None)]
+    kept = [Kept(g.why, g.to, g.tensors, g.nbytes) for g in plan.groups() if to is None or g.to is not to]
     facts = CardFacts(
         source=repo or models.root.resolve().name,
         target=to,
@@ -102,7 +103,8 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
 def _said(request: Request) -> str:
     """The options that shaped the result, as on the command line."""
     policy = request.policy
-    words = [f"--to {policy.target}"]
+    words = [f"--to {request.to}"]
+    words += ["--lossless-only"] if request.lossless == "only" else []
     words += [f"--norms {policy.norms}"] if policy.norms != "fp32" else []
     words += [f"--mixed {policy.mixed}"] if policy.mixed != "keep" else []
     words += [f"--preset {policy.preset}"] if policy.preset != "auto" else []
@@ -146,10 +148,29 @@ def _configs(models: Models, plans: Sequence[ModelPlan]) -> Iterator[tuple[str, 
         path = os.fspath(PurePosixPath(made.model.set.where, CONFIG))
         if path not in models.survey.others or made.request.components.get(made.model.name) == "keep":
             continue
+        to = _model_dtype(made)
+        if to is None:
+            continue
         data = models.read(path)
-        changed = with_dtype(data.decode("utf-8"), made.request.policy.target).encode()
+        changed = with_dtype(data.decode("utf-8"), to).encode()
         if changed != data:
             yield path, changed
+
+
+def _model_dtype(made: ModelPlan) -> DType | None:
+    """What a config is to say.
+
+    Where the values decided, that is what everything cast became, if it is also what most of the weights are; a loader
+    would round the others to it.  None where nothing can be said: the config stays as it is.
+    """
+    if made.request.lossless is None:
+        return made.request.policy.target
+    cast = {i.to for i in made.plan.items if i.to is not i.src.dtype}
+    elements: dict[DType, int] = {}
+    for item in made.plan.items:
+        elements[item.to] = elements.get(item.to, 0) + item.src.numel
+    most = max(elements, key=lambda to: elements[to])
+    return most if cast == {most} else None
 
 
 def _with_config(plans: Sequence[ModelPlan]) -> Iterable[ModelPlan]:

@@ -11,9 +11,9 @@ from ..errors import UsageError
 from ..inspection import Inspection
 from ..request import Request
 from ..rules import Policy
+from ..tensors import prefixed
 from ..weights import Weights
 from .models import Models, open_models
-from .plans import prefixed
 from .source import Files, local_files
 
 __all__ = ["inspect_directory", "inspect_files"]
@@ -42,7 +42,7 @@ def _inspect(files: Files, request: Request, notes: tuple[str, ...]) -> Inspecti
     with open_models(files, request) as found:
         alone = len(found.models) == 1
         rows = [
-            (t._replace(name=prefixed(m.name, t.name, alone=alone)), path)
+            (t._replace(name=prefixed(found.label(m), t.name)), path)
             for m in found.models
             for path, shard in zip(m.set.files, m.shards, strict=True)
             for t in shard.infos

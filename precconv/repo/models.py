@@ -59,6 +59,10 @@ class Models:
         """The directory; of a repo, what its files' names begin with in messages."""
         return self.files.root
 
+    def label(self, model: Model) -> str:
+        """What a checkpoint's tensors have before their names where there are several; empty for the only one."""
+        return model.name if len(self.models) > 1 else ""
+
     def read(self, path: str) -> bytes:
         """A small file of it."""
         return self.files.read(path)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from ..dtypes import CASTABLE, DType
+from ..dtypes import CASTABLE
 from ..errors import OutputError
 from ..formats import format_for_suffix
 from ..paths import is_directory, is_taken, reason, same_file
@@ -23,8 +23,11 @@ def single_output(output: str | os.PathLike[str] | None) -> Path | None:
     return path if format_for_suffix(path) is not None else None
 
 
-def directory_output(root: Path, to: DType, output: str | os.PathLike[str] | None) -> Path:
-    """The output directory, which need not exist; raises OutputError for a place it must not go to."""
+def directory_output(root: Path, to: str, output: str | os.PathLike[str] | None) -> Path:
+    """The output directory, which need not exist; ``to`` is what its name says of the dtype.
+
+    Raises OutputError for a place it must not go to.
+    """
     final = _beside(root, to) if output is None else Path(output)
     if final.name in ("", "..") or os.path.islink(final):  # noqa: PTH114  Path's raises for a name that cannot be
         final = Path(os.path.realpath(final))  # and this raises for links in a circle
@@ -44,7 +47,7 @@ def directory_output(root: Path, to: DType, output: str | os.PathLike[str] | Non
     return final
 
 
-def _beside(root: Path, to: DType) -> Path:
+def _beside(root: Path, to: str) -> Path:
     """``DIR-bf16``; a dtype that the directory's name already says gives way."""
     base = root if root.name not in ("", "..") else root.resolve()
     stem, dash, said = base.name.rpartition("-")

@@ -8,17 +8,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..checkpoint import Checkpoint
-from ..dtypes import FP32
+from ..dtypes import FP32, DType
 from ..errors import RuleError, UsageError
 from ..formats import Format, format_named
 from ..plan import Item, Plan, make_plan
 from ..request import Request, opaque_kept, plan_for
-from ..rules import Policy, Rule, suggest
+from ..rules import Rule, suggest
+from ..runs import Progress
+from ..tensors import prefixed
+from ..values import settled
 from .models import Model, Models
 from .sets import output_index, output_name
 from .shards import split
 
-__all__ = ["ModelPlan", "Output", "combined", "plan_models", "prefixed"]
+__all__ = ["ModelPlan", "Output", "combined", "plan_models"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,17 @@ class ModelPlan:
     index: str | None  #: relative, with ``/``
 
 
-def plan_models(models: Models, request: Request) -> list[ModelPlan]:
-    """Decide for every checkpoint; raises RuleError, UsageError or OutputError for what cannot be done."""
+def plan_models(models: Models, request: Request, progress: Progress | None = None) -> list[ModelPlan]:
+    """Decide for every checkpoint; raises RuleError, UsageError or OutputError for what cannot be done.
+
+    Of a lossless request the values are read, which ``progress`` shows; what headers have against it is said before.
+    """
+    if request.lossless is not None:
+        plan_models(models, request.from_headers())
     _check_components(models, request)
     requests = [_request_for(m, models.models, request) for m in models.models]
     matched = _matched(models, requests, request)
-    return [_plan(m, r, matched) for m, r in zip(models.models, requests, strict=True)]
+    return [_plan(m, r, matched, progress) for m, r in zip(models.models, requests, strict=True)]
 
 
 def _check_components(models: Models, request: Request) -> None:
@@ -70,7 +78,13 @@ def _request_for(model: Model, models: Sequence[Model], request: Request) -> Req
     if to == "keep":
         rules.append(Rule("*", "keep", "--component"))
     policy = replace(policy, rules=tuple(rules), target=policy.target if to == "keep" else to)
-    return replace(request, policy=policy, shared=request.shared or ("drop" if model.is_transformers else "clone"))
+    is_named = request.lossless is not None and isinstance(to, DType) and (model.name or ".") in request.components
+    return replace(
+        request,
+        policy=policy,
+        lossless="only" if is_named else request.lossless,
+        shared=request.shared or ("drop" if model.is_transformers else "clone"),
+    )
 
 
 def _rule_for(rule: Rule, model: Model, models: Sequence[Model]) -> Rule | None:
@@ -95,12 +109,13 @@ def _matched(models: Models, requests: Sequence[Request], request: Request) -> s
     for rule in request.policy.rules:
         parts = [p for m in models.models if (p := _rule_for(rule, m, models.models)) is not None]
         if not any(p in matched for p in parts):
-            every = [prefixed(m.name, n, alone=len(names) == 1) for m in models.models for n in names[m.name]]
+            every = [prefixed(models.label(m), n) for m in models.models for n in names[m.name]]
             raise RuleError(f"{rule} matches no tensor", hint=suggest(rule, every))
     return matched
 
 
-def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPlan:
+def _decided(model: Model, request: Request, matched: Collection[Rule]) -> Plan:
+    """The plan for all of a checkpoint, whatever the output's format."""
     whole, name = model.whole, model.set.files[0].rpartition("/")[2]
     if request.format == "same" and (kinds := {s.format.name for s in model.shards} - {whole.format.name}):
         message = f"its shards are of different formats: {', '.join([whole.format.name, *sorted(kinds)])}"
@@ -116,7 +131,13 @@ def _plan(model: Model, request: Request, matched: Collection[Rule]) -> ModelPla
     )
     if not made.items:
         raise UsageError("the rules drop every tensor", path=whole.file.path)
-    made = replace(made, notes=(*whole.notes, *made.notes), warnings=(*made.warnings, *_untold(model, made)))
+    return replace(made, notes=(*whole.notes, *made.notes))
+
+
+def _plan(model: Model, request: Request, matched: Collection[Rule], progress: Progress | None) -> ModelPlan:
+    whole = model.whole
+    made = settled(lambda simple: _decided(model, simple, matched), whole, request, progress)
+    made = replace(made, warnings=(*made.warnings, *_untold(model, made)))
     fmt = whole.format if request.format == "same" else format_named(request.format)
     groups = _by_shard(model, made, fmt, request) if request.shard_size is None else _by_size(model, made, fmt, request)
     suffix = model.set.suffix if fmt is whole.format else (".bin" if fmt.name == "pt" else fmt.suffixes[0])
@@ -192,28 +213,24 @@ def _part(made: Plan, items: Sequence[Item], dropped: Sequence[Item], metadata: 
     return replace(made, items=tuple(items), dropped=tuple(dropped), metadata=metadata, notes=(), warnings=())
 
 
-def prefixed(component: str, tensor: str, *, alone: bool) -> str:
-    """A tensor's name in a report on several components."""
-    return tensor if alone or not component else f"{component}/{tensor}"
-
-
-def combined(policy: Policy, parts: Sequence[tuple[str, Plan]], notes: Iterable[str]) -> Plan:
+def combined(request: Request, parts: Sequence[tuple[str, Plan]], notes: Iterable[str]) -> Plan:
     """The plans of all components as one, tensors named after their component where there are several."""
     alone = len(parts) == 1
 
     def named(component: str, items: Iterable[Item]) -> Iterable[Item]:
         if alone:
             return items
-        return (Item(i.src._replace(name=prefixed(component, i.src.name, alone=alone)), i.to, i.why) for i in items)
+        return (Item(i.src._replace(name=prefixed(component, i.src.name)), i.to, i.why) for i in items)
 
     def said(component: str, lines: Iterable[str]) -> Iterable[str]:
         return lines if alone or not component else (f"{component}: {line}" for line in lines)
 
     return Plan(
-        policy.target,
+        request.policy.target,
         tuple(i for name, p in parts for i in named(name, p.items)),
         tuple(i for name, p in parts for i in named(name, p.dropped)),
         parts[0][1].metadata if alone else {},
         tuple(dict.fromkeys((*notes, *(n for name, p in parts for n in said(name, p.notes))))),
         tuple(w for name, p in parts for w in said(name, p.warnings)),
+        request.lossless,
     )

@@ -13,9 +13,10 @@ from ..plan import Plan
 from ..report import FileReport, Report
 from ..request import Request
 from ..stats import Stats
+from ..tensors import prefixed
 from ..text import size
 from .models import Models
-from .plans import ModelPlan, Output, combined, prefixed
+from .plans import ModelPlan, Output, combined
 
 __all__ = ["Job", "findings", "plan_of_all", "report"]
 
@@ -33,15 +34,11 @@ class Job:
     names: frozenset[str]  #: of all files of the output, relative
     notes: tuple[str, ...] = ()  #: on what was there when it began
 
-    @property
-    def alone(self) -> bool:
-        return len(self.plans) == 1
-
 
 def findings(job: Job, outcomes: Mapping[str, Outcome]) -> list[Finding]:
     """What the checks found in all outputs, tensors named after their component where there are several."""
     return [
-        replace(f, tensor=prefixed(made.model.name, f.tensor, alone=job.alone))
+        replace(f, tensor=prefixed(job.models.label(made.model), f.tensor))
         for made, output, _ in job.tasks
         if output.name in outcomes
         for f in outcomes[output.name].findings
@@ -61,13 +58,13 @@ def plan_of_all(
         parts = [outcomes[o.name].plan if outcomes and o.name in outcomes else o.plan for o in made.outputs]
         done.append((made.model.name, replace(made.plan, items=tuple(i for p in parts for i in p.items))))
     sizes = [_component(made, plan) for made, (_, plan) in zip(plans, done, strict=True)] if len(plans) > 1 else []
-    return combined(request.policy, done, [*notes, *sizes, *models.notes, *models.left_out()])
+    return combined(request, done, [*notes, *sizes, *models.notes, *models.left_out()])
 
 
 def _component(made: ModelPlan, plan: Plan) -> str:
     """One component's target and sizes."""
     name = made.model.name or "."
-    to = "kept" if made.request.components.get(name) == "keep" else f"to {made.request.policy.target}"
+    to = "kept" if made.request.components.get(name) == "keep" else f"to {made.request.to}"
     return f"{name}: {to}, {size(plan.source_bytes)} -> {size(plan.output_bytes)}"
 
 
