@@ -69,9 +69,16 @@ def test_a_rule_reaches_the_tensors_of_every_component_or_of_the_one_it_begins_w
     assert {i.src.name for i in planned.dropped} == {name for name, to in changed.items() if to is None}
 
 
+def test_a_regular_expression_can_be_about_one_component_and_is_shown_as_it_was_given(pipe: Path) -> None:
+    planned = precconv.plan(pipe, to="bf16", rule=["re:^vae/conv.a=fp16"])
+    assert [(i.src.name, i.to.name) for i in planned.items if i.why == "rule re:^vae/conv.a"] == [
+        ("vae/conv.a", "fp16")
+    ]
+
+
 @pytest.mark.parametrize(("rule", "hint"), [
     ("vae/conv.u=fp32", "conv.u"), ("conv.x=fp32", "conv."), ("vea/conv.a=keep", "vae/conv.a"),
-    ("re:vae/conv.a=keep", ""), ("vae/=keep", ""),
+    ("re:^vae/conv.x=keep", ""), ("vae/=keep", ""),
 ])  # fmt: skip
 def test_a_rule_that_reaches_no_tensor_of_any_component_is_an_error_that_names_the_nearest(
     pipe: Path, rule: str, hint: str
