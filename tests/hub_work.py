@@ -111,5 +111,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("precconv.hub.retries._LONGEST_OWN", 0.0)
 
 
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All waits are real again, whatever a fixture of a wider scope has made of them."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time", time)
+    monkeypatch.setattr("huggingface_hub.file_download.time", time)
+    monkeypatch.setattr("precconv.hub.retries._LONGEST_OWN", 60.0)
+
+
 def outcomes(report: BatchReport) -> list[str]:
     return [r.outcome for r in report.results]

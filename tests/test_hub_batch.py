@@ -20,7 +20,7 @@ from .hub.faults import Effect
 from .hub.fixture import turned_to
 from .hub.server import HubServer
 from .hub_models import HEADER, batch_of, is_half_of, keyed, llama, model, object_of, published, weights
-from .hub_work import LEDGER, PUSH, Place, command_lines, outcomes, quick
+from .hub_work import LEDGER, PUSH, Place, command_lines, outcomes, patient, quick
 from .processes import HANG, ROOT
 
 #: Of the batch: error, exit code, what the Hub said, and the hint's beginning.
@@ -322,12 +322,13 @@ def test_a_revision_with_slashes_makes_a_name_without(hub: HubServer, place: Pla
 
 Burst = list[tuple[Effect, str, str, int]]
 BURSTS: dict[str, Burst] = {
-    "rate limits": [(faults.rate_limited(), "", "/(resolve|preupload|commits?|tree)/", 6)],
+    "rate limits": [(faults.rate_limited(), "", "", 6)],
     "failures": [(faults.status(503), "POST", "", 4), (faults.status(502), "GET", "/(resolve|objects|commits)/", 4)],
     "lost answers": [(faults.lost(), "POST", "", 3)],
     "a commit that landed": [(faults.lost(500), "POST", "/commit/", 2)],
     "nothing for two seconds": [(faults.outage(2), "PUT", "", 1)],
     "nothing for two seconds, at a commit": [(faults.outage(2), "POST", "/commit/", 1)],
+    "nothing for two seconds, at a download": [(faults.outage(2), "GET", "/resolve/", 1)],
 }
 
 
@@ -336,8 +337,7 @@ def test_a_burst_of_failures_is_survived(
     burst: str, hub: HubServer, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = few(hub)
-    if not burst.startswith("nothing"):
-        quick(monkeypatch)
+    (patient if burst.startswith("nothing") else quick)(monkeypatch)
     rules = [hub.fail(effect, method=method, path=path, times=n) for effect, method, path, n in BURSTS[burst]]
     report = place.batch(*names)
     assert outcomes(report) == ["done"] * 3, [r.data for r in report.failed]

@@ -136,8 +136,8 @@ def test_a_model_in_one_file_is_one_shard(hub: HubServer) -> None:
 
 
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "kept": (("-o", "here"), "keep nothing here"),
-    "other shards": (("--shard-size", "1MB"), "converts a shard at a time"),
+    "kept": (("-o", "here"), "keeps nothing here"),
+    "other shards": (("--shard-size", "1MB"), "writes the source's shards"),
     "an address": (("--address", "auto"), "is a Ray cluster's"),
 }
 

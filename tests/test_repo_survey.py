@@ -629,7 +629,7 @@ def test_outputs_that_would_fall_onto_each_other_are_refused(paths: tuple[str, .
     with pytest.raises(InputError) as e:
         check_collisions(paths, root="out")
     assert str(e.value) == message
-    assert e.value.hint in ("rename one of them", "rename one of the two in the source")
+    assert "rename one" in (e.value.hint or "")
 
 
 def test_outputs_that_are_all_different_pass() -> None:
