@@ -153,7 +153,8 @@ def report(done: Report, *, verbose: bool) -> str:
     copied = sum(f.action == "copied" for f in done.files)
     written = [printable(f.path) for f in done.files if f.action == "written"]
     if done.published is not None:
-        lines.append(f"  published: {printable(done.published['url'])}, commit {done.published['commit'][:12]}")
+        url = done.published["pr_url"] or done.published["url"]
+        lines.append(f"  published: {printable(url)}, commit {done.published['commit'][:12]}")
     if copied or written:
         lines.append(
             f"  {count(copied, 'other file')} copied" + (f"; rewritten: {', '.join(written)}" if written else "")

@@ -56,6 +56,13 @@ def outputs(made: Batch) -> list[str]:
     return [Path(p.place).relative_to(Path.cwd()).as_posix() for p in made.jobs]
 
 
+def test_a_file_on_the_hub_is_named_as_a_file_and_cannot_be_published() -> None:
+    made = batch([Entry("hf://org/name/sub/model.fp32.safetensors"), Entry("org/name")])
+    assert outputs(made) == ["out/model.bf16.safetensors", "out/name-bf16"]
+    with pytest.raises(UsageError, match="--push publishes whole models"):
+        batch([Entry("hf://org/name/model.safetensors")], push="me/{name}")
+
+
 # Lists
 
 

@@ -13,6 +13,7 @@ from ..fileio import InputFile
 from ..formats import Format, detect, format_for_suffix, format_named
 from ..outputs import FormatChoice, default_name
 from ..paths import is_directory
+from .pins import reference
 from .sources import names_of
 
 __all__ = ["check_places", "check_repos", "check_template", "output_place", "repo_name"]
@@ -41,6 +42,9 @@ def output_place(source: str, to: str, template: str | None, root: Path, choice:
     """
     names = {**asdict(names_of(source)), "to": to}
     path, is_file = Path(source), not is_directory(source) and os.path.lexists(source)
+    ref = None if os.path.lexists(source) else reference(source)
+    if ref is not None and ref.file is not None:
+        path, is_file = Path(ref.file), True
     if template is not None:
         said = template.format(**{k: v.replace(os.sep, "_") for k, v in names.items()})
         place = root / said

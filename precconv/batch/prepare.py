@@ -20,7 +20,7 @@ from .jobs import Job
 from .lists import Entry
 from .options import PUBLISHING, check_options
 from .outputs import check_places, check_repos, check_template, output_place, repo_name
-from .pins import Pin, pin_all
+from .pins import Pin, pin_all, reference
 from .sources import identity, resolved
 
 __all__ = ["Batch", "Planned", "prepare"]
@@ -117,6 +117,9 @@ def _draft(entry: Entry, common: Mapping[str, Any], template: str | None, root: 
     if said is not None:
         check_template(said)
     if options.get("push") is not None:
+        found = reference(entry.source)
+        if found is not None and found.file is not None:
+            raise UsageError("--push publishes whole models", path=entry.source, hint="leave the file's name out")
         options["push"] = repo_name(options["push"], entry.source, request.to)
         if said is None:
             return _Draft(entry, options, request, None)

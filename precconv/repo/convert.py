@@ -309,7 +309,8 @@ def _make(job: Job, stage: Stage, output: Output, task: Task, progress: Progress
     """One output, whole and recorded, unless a check refused it."""
     if job.models.files.near is not None:
         return _near(job, stage, output, task, progress, sink)
-    outcome = _written(stage, output, task, progress)
+    keeps_mode = not job.models.files.sizes  # those of the client's cache are nobody's wish
+    outcome = _written(stage, output, task, progress, keeps_mode=keeps_mode)
     if not outcome.errors:
         stage.record(output.name, outcome_dict(task, outcome))
         if sink is not None:
@@ -327,7 +328,7 @@ def _near(job: Job, stage: Stage, output: Output, task: Task, progress: Progress
             open_checkpoint(path, weights=request.weights, select=request.select, strip_wrappers=request.strip_wrappers)
         )
         local = make_task(found, output.plan, task.final, task.fmt, request)
-        outcome = _written(stage, replace(output, found=found), local, progress)
+        outcome = _written(stage, replace(output, found=found), local, progress, keeps_mode=False)
     if not outcome.errors:
         assert sink is not None
         sink.take(task.final, output.name)
@@ -335,12 +336,13 @@ def _near(job: Job, stage: Stage, output: Output, task: Task, progress: Progress
     return outcome
 
 
-def _written(stage: Stage, output: Output, task: Task, progress: Progress) -> Outcome:
+def _written(stage: Stage, output: Output, task: Task, progress: Progress, *, keeps_mode: bool) -> Outcome:
     with task.file.held(), part_file(task.final, sweeps=False) as part:
         outcome = write(task, part, progress)
         if not outcome.errors:
             outcome = verify(task, outcome, part, progress)
-            copy_mode(_first_file(output), part.path)
+            if keeps_mode:
+                copy_mode(_first_file(output), part.path)
             part.publish(replace=True, durable=stage.must_sync)
     return outcome
 
