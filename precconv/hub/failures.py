@@ -7,14 +7,11 @@ hold a token or a signed address; of the Hub's words only its sentence is kept, 
 from __future__ import annotations
 
 import re
-import socket
-import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ..errors import HubError, HubKind
@@ -241,6 +238,8 @@ def _wait(headers: Mapping[str, str]) -> float | None:
     said = (headers.get("Retry-After") or "").strip()
     if said.isdecimal():
         return float(said)
+    from email.utils import parsedate_to_datetime  # as ssl, a hundredth of a second that no local work needs
+
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
     except ValueError:
@@ -261,9 +260,9 @@ def _stored(status: int, about: _About) -> _Said:
 
 def _unreached(error: BaseException, about: _About) -> _Said | None:
     of_http = type(error).__module__.partition(".")[0] in _HTTP
-    if not of_http and not isinstance(error, ConnectionError | TimeoutError | ssl.SSLError | socket.gaierror):
+    if not of_http and not (isinstance(error, ConnectionError | TimeoutError) or _is_a(error, "SSLError", "gaierror")):
         return None
-    if "CERTIFICATE_VERIFY" in str(error) or isinstance(error, ssl.SSLError) or _is_a(error, "SSLError"):
+    if "CERTIFICATE_VERIFY" in str(error) or _is_a(error, "SSLError"):
         hint = "if a proxy is between, let SSL_CERT_FILE name its certificate authority"
         return _Said("connection", f"the certificate of {about.endpoint} is not trusted", hint)
     hint = "check the network, the proxy settings and HF_ENDPOINT; then try again"
