@@ -11,7 +11,7 @@ from .errors import OutputError, UsageError
 from .formats import Format, format_for_suffix, format_named, formats
 from .paths import is_directory, is_taken, same_file
 
-__all__ = ["FormatChoice", "default_name", "output_format", "output_path"]
+__all__ = ["FormatChoice", "default_name", "output_format", "output_path", "without_dtype"]
 
 FormatChoice = Literal["same", "safetensors", "pt"]
 
@@ -79,7 +79,13 @@ def default_name(source: Path, fmt: Format, to: str) -> str:
         stem, suffix = Path(stem).stem, Path(stem).suffix + suffix
     elif suffix not in fmt.suffixes:
         suffix = fmt.suffixes[0]
-    base, dot, said = stem.rpartition(".")
-    if dot and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
-        stem = base
-    return f"{stem}.{to}{suffix}"
+    return f"{without_dtype(stem, '.')}.{to}{suffix}"
+
+
+def without_dtype(name: str, separators: str) -> str:
+    """A name without the dtype that it ends in, after one of these characters; never nothing."""
+    for separator in separators:
+        base, _, said = name.rpartition(separator)
+        if base and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
+            return base
+    return name

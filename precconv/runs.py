@@ -187,15 +187,15 @@ class Progress:
 
 
 class Phases:
-    """One progress over two steps, of which the second is as long as the first until it says otherwise."""
+    """One progress over two steps: the second is ``then`` bytes long, or as the first, until it says otherwise."""
 
-    def __init__(self, callback: ProgressCallback | None) -> None:
-        self._callback, self._before = callback, 0
+    def __init__(self, callback: ProgressCallback | None, then: int | None = None) -> None:
+        self._callback, self._before, self._then = callback, 0, then
 
     def first(self, done: int, total: int) -> None:
         self._before = total
         if self._callback is not None:
-            self._callback(done, 2 * total)
+            self._callback(done, total + (total if self._then is None else self._then))
 
     def second(self, done: int, total: int) -> None:
         if self._callback is not None:

@@ -93,11 +93,11 @@ def test_what_runs_is_counted_and_stopped_and_what_waits_does_not_begin(engine: 
 
 
 def test_jobs_share_the_cores() -> None:
-    from precconv.engines.base import cores
+    from precconv.request import worker_count
 
     for workers in (1, 2, 1000):
         with open_engine("local", workers=workers) as engine:
-            assert (engine.workers, engine.threads) == (workers, max(1, cores() // workers))
+            assert (engine.workers, engine.threads) == (workers, max(1, worker_count(None) // workers))
 
 
 def test_inline_jobs_run_here_and_local_ones_elsewhere_in_a_process_that_is_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -125,6 +126,19 @@ def test_an_interruption_publishes_nothing(hub: HubServer, place: Place) -> None
     assert stderr.startswith("interrupted")
     assert "Traceback" not in stderr
     assert hub.seen("POST", "/commit/") == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_report_has_the_errors_that_workers_measured(hub: HubServer, tmp_path: Path) -> None:
+    hub.create("tester/m", llama(SHARDS))
+    found = []
+    for name, args in (("alone", ()), ("spread", ("--engine", "local"))):
+        report = tmp_path / f"{name}.json"
+        done = run(*convert("tester/m", f"tester/{name}", *args), "--report", report)
+        assert done.exit_code == 0, done.stderr
+        found.append(json.loads(report.read_text())["tensors"])
+    assert found[0] == found[1]
+    assert any(t.get("max_abs_error", 0) > 0 for t in found[0])
 
 
 @pytest.mark.usefixtures("place")

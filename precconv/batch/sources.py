@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..dtypes import CASTABLE
 from ..errors import InputError
+from ..outputs import without_dtype
 from ..repo import list_directory
 from .pins import Pin, reference
 
@@ -45,23 +45,15 @@ def names_of(source: str) -> Names:
     if found is None:
         path = Path(os.path.abspath(source))  # noqa: PTH100  its own name, not that of what a link leads to
         name = path.name if path.is_dir() else _without_suffix(path.name)
-        return Names(path.parent.name, name, _without_dtype(name), "local")
+        return Names(path.parent.name, name, without_dtype(name, ".-"), "local")
     org, _, name = found.repo.partition("/")
     name = name if found.file is None else _without_suffix(found.file.rpartition("/")[2])
-    return Names(org, name, _without_dtype(name), found.revision or "main")
+    return Names(org, name, without_dtype(name, ".-"), found.revision or "main")
 
 
 def _without_suffix(name: str) -> str:
     stem = Path(name).stem
     return Path(stem).stem if name.endswith(".tar") else stem
-
-
-def _without_dtype(name: str) -> str:
-    for separator in ".-":
-        base, found, said = name.rpartition(separator)
-        if found and base and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE):
-            return base
-    return name
 
 
 def identity(source: str, pin: Pin | None = None) -> list[Any]:

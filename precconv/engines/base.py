@@ -6,36 +6,36 @@ the job when the engine was told to interrupt it.  A job that has no progress to
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableSequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["Engine", "Slots", "cores", "interrupted_by", "report_to"]
+__all__ = ["Engine", "Slots", "interrupted_by", "report_to"]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
-class Engine(Executor):
+class Engine(Executor, ABC):
     """An executor with ``workers`` places, whose jobs may use ``threads`` threads each."""
 
     workers: int
     threads: int
     remote = False  #: whether jobs may run on other machines, which need to know what memory they take
 
+    @abstractmethod
     def start(self, function: Callable[[Any, Progress | None], T], job: object, *, memory: int) -> Future[T]:
         """Run ``function(job, progress)``; ``memory`` is what it needs at most, in bytes."""
-        raise NotImplementedError
 
     def progress(self) -> tuple[int, int]:
         """Bytes that are done, of those of all running jobs; (0, 0) where the engine does not know."""
         return 0, 0
 
+    @abstractmethod
     def interrupt(self) -> None:
         """Stop what is running, and start nothing that waits; the futures say how each ended."""
-        raise NotImplementedError
 
 
 class Slots(Engine):
@@ -59,9 +59,9 @@ class Slots(Engine):
     def prepare_thread(self) -> None:
         """Called once in each thread before its first job."""
 
+    @abstractmethod
     def run_in(self, slot: int, call: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """Run a call to its end in a slot."""
-        raise NotImplementedError
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         return self._pool.submit(self._take, lambda slot: self.run_in(slot, fn, args, kwargs))
@@ -69,8 +69,9 @@ class Slots(Engine):
     def start(self, function: Callable[[Any, Progress | None], T], job: object, *, memory: int) -> Future[T]:  # noqa: ARG002
         return self._pool.submit(self._take, lambda slot: self.run_job(slot, function, job))
 
+    @abstractmethod
     def run_job(self, slot: int, function: Callable[[Any, Progress | None], T], job: object) -> T:
-        raise NotImplementedError
+        """Run a job to its end in a slot, its progress on the board."""
 
     def _take(self, body: Callable[[int], T]) -> T:
         slot = self._free.get()
@@ -107,8 +108,3 @@ def interrupted_by(error: BaseException) -> bool:
     """Whether this is how a job ends that was told to stop, or that had not begun."""
     names = {kind.__name__ for kind in type(error).__mro__}  # Ray's is known by name: it need not be installed
     return bool(names & {"KeyboardInterrupt", "CancelledError", "TaskCancelledError"})
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

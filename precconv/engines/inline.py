@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from .base import Progress, Slots, cores, report_to
+from ..request import worker_count
+from .base import Progress, Slots, report_to
 
 __all__ = ["open_engine"]
 
@@ -27,4 +28,4 @@ class Inline(Slots):
 def open_engine(*, workers: int | None, address: str | None) -> Inline:  # noqa: ARG001  all engines take the same
     if workers not in (None, 1):
         raise UsageError(f"{workers} workers in one process", hint="say --engine local")
-    return Inline(1, cores(), array("q", [0] * Slots.board_size(1)))
+    return Inline(1, worker_count(None), array("q", [0] * Slots.board_size(1)))

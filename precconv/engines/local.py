@@ -18,7 +18,8 @@ from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from ..errors import WorkerError
-from .base import Progress, Slots, cores, report_to
+from ..request import worker_count
+from .base import Progress, Slots, report_to
 
 __all__ = ["open_engine"]
 
@@ -74,7 +75,7 @@ class Local(Slots):
 
 def open_engine(*, workers: int | None, address: str | None) -> Local:  # noqa: ARG001  all engines take the same
     places = workers or 1
-    return Local(places, max(1, cores() // places))
+    return Local(places, max(1, worker_count(None) // places))
 
 
 # In the processes

@@ -29,7 +29,7 @@ from ..repo.source import Files, local_files
 from ..repo.stage import home_of, put_back, staged
 from ..report import Report
 from ..request import Request, StrPath, plan_for, plan_of
-from ..runs import ProgressCallback
+from ..runs import Phases, ProgressCallback
 from ..weights import Weights
 from .client import quiet
 from .failures import OFFLINE, OFFLINE_HINT
@@ -256,13 +256,12 @@ def convert_found(
     by_shard = low_disk or runner is not None
     near = () if by_shard else needed.weights
     _require_room(repo, [*needed.others, *near], final, 0 if by_shard else needed.nbytes)
-    sizes = [sum(repo.sizes[name] for name in names) for names in (needed.weights, needed.others, near)]
-    shown = _Phases(progress, sizes[1] + sizes[2], sizes[0])
-    root = fetch(repo, [*needed.others, *near], shown.fetching)
+    shown = Phases(progress, then=sum(repo.sizes[name] for name in needed.weights))
+    root = fetch(repo, [*needed.others, *near], shown.first)
     files = _files(repo, root, needed.weights if by_shard else (), home_of(final))
     if one:
-        return convert_to_file(files, final, request, shown.converting)
-    return convert_files(files, final, request, shown.converting, sink, keeps=keeps, runner=runner)
+        return convert_to_file(files, final, request, shown.second)
+    return convert_files(files, final, request, shown.second, sink, keeps=keeps, runner=runner)
 
 
 def _require_room(repo: HubRepo, names: Sequence[str], final: Path, nbytes: int) -> None:
@@ -367,22 +366,7 @@ def _convert_one(
     names = _with_config(repo, name)
     nbytes = 0 if request.lossless == "auto" else sum(i.nbytes for i in made.items)
     _require_room(repo, names, final, nbytes)
-    shown = _Phases(progress, sum(repo.sizes[n] for n in names), repo.sizes[name])
-    root = fetch(repo, names, shown.fetching)
-    done = convert_file(root / name, place, request, shown.converting)
+    shown = Phases(progress, then=repo.sizes[name])
+    root = fetch(repo, names, shown.first)
+    done = convert_file(root / name, place, request, shown.second)
     return replace(done, source=str(Ref(repo.id, repo.commit, name)))
-
-
-class _Phases:
-    """One progress over fetching and converting."""
-
-    def __init__(self, callback: ProgressCallback | None, fetched: int, converted: int) -> None:
-        self._callback, self._fetched, self._converted = callback, fetched, converted
-
-    def fetching(self, done: int, total: int) -> None:
-        if self._callback is not None:
-            self._callback(done, total + self._converted)
-
-    def converting(self, done: int, total: int) -> None:
-        if self._callback is not None:
-            self._callback(self._fetched + done, self._fetched + total)

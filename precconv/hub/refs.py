@@ -59,7 +59,7 @@ def parse_ref(source: str | os.PathLike[str]) -> Ref | None:
         return _uri(text)
     if _WEB.match(text):
         return _page(text)
-    if exists(text.partition("/")[0] or text) or exists(text) or not looks_like_repo(text):
+    if exists(text.partition("/")[0] or text) or not looks_like_repo(text):
         return None
     found = _REPO.fullmatch(text)
     assert found is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from .._version import __version__
 from ..errors import HubError, InputError, OutputError, SourceChangedError
 from ..fileio import InputFile, SourceFile
 from ..paths import reason
+from ..repo.names import parse_weight
 from ..repo.source import Files
 from .client import LIBRARY, client, quiet, translated
 from .refs import Ref
@@ -29,7 +29,6 @@ BLOCK = 1 << 16
 #: Files fetched side by side.
 FETCHES = 4
 HEADERS = 8  #: headers asked for side by side
-_SHARD = re.compile(r"(.*-)\d{5}(-of-\d{5}.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +223,15 @@ def opened_at(repo: HubRepo, name: str) -> SourceFile:
 
 def _with(path: str, names: Iterable[str]) -> list[str]:
     """The shards that a file is one of, as its name has it; itself alone where it is none."""
-    shard = _SHARD.fullmatch(path)
-    if shard is None:
-        return [path]
-    return [p for p in names if (found := _SHARD.fullmatch(p)) is not None and found.groups() == shard.groups()]
+    shard = _numbering(path)
+    return [path] if shard is None else [p for p in names if _numbering(p) == shard]
+
+
+def _numbering(path: str) -> tuple[str, str] | None:
+    """The directory and the numbering that a shard belongs to."""
+    where, _, name = path.rpartition("/")
+    found = parse_weight(name)
+    return None if found is None or found.number is None else (where, found.group)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from ..formats import format_named
 from ..plan import Plan
 from ..repo.convert import Made
 from ..repo.outcomes import outcome_dict, outcome_of
-from ..request import Request, worker_count
+from ..request import Request
 from ..runs import Progress, ProgressCallback
 from .client import quiet
 from .publish import Target, upload
@@ -101,7 +101,7 @@ def _run(
     while len(outcomes) < len(todo):
         while len(running) < engine.workers and (made := next(waiting, None)) is not None:
             planned, output, task = made
-            request = replace(planned.request, workers=worker_count(engine.threads), report=None)
+            request = replace(planned.request, workers=engine.threads)
             (source,) = output.sources
             job = ShardJob(repo, source, output.name, output.plan, planned.fmt.name, request, sink.target)
             running[engine.start(convert_shard, job, memory=_MEMORY)] = (output.name, task)

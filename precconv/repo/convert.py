@@ -160,7 +160,11 @@ def convert_files(
             plans = plan_models(models, request, Progress(0, phases.first))
             names = _checked_names(models, plans, final, request, keeps=keeps)
         with staged(final, fingerprint(models, plans, request), durable=request.durable) as stage:
-            tasks = [(p, o, _task(p, o, stage, request)) for p in plans for o in p.outputs]
+            tasks = [
+                (p, o, make_task(o.found, o.plan, stage.place(o.name), p.fmt, p.request))
+                for p in plans
+                for o in p.outputs
+            ]
             job = Job(models, plans, request, final, tasks, started, frozenset(names), stage.notes)
             try:
                 return _convert(job, stage, phases.second, sink, keeps=keeps, runner=runner)
@@ -192,11 +196,6 @@ def _check_report(models: Models, final: Path, request: Request) -> None:
     for path in (request.report, request.html):
         if path is not None and final.resolve() in path.resolve().parents:
             raise OutputError("the report cannot go into the output", path=path, hint="give it another name")
-
-
-def _task(made: ModelPlan, output: Output, stage: Stage, request: Request) -> Task:
-    measured = replace(made.request, report=request.report, html=request.html)
-    return make_task(output.found, output.plan, stage.place(output.name), made.fmt, measured)
 
 
 def _convert(
@@ -255,7 +254,7 @@ def _done(
     return done
 
 
-def _require_space(job: Job, todo: Sequence[tuple[ModelPlan, Output, Task]]) -> None:
+def _require_space(job: Job, todo: Sequence[Made]) -> None:
     sizes = [task.layout.size for *_, task in todo]
     if job.models.files.near is not None:  # a file at a time, and what it is made from
         sources = job.models.files.sizes
@@ -269,7 +268,7 @@ def _require_space(job: Job, todo: Sequence[tuple[ModelPlan, Output, Task]]) -> 
 def _write_all(
     job: Job,
     stage: Stage,
-    todo: Sequence[tuple[ModelPlan, Output, Task]],
+    todo: Sequence[Made],
     callback: ProgressCallback | None,
     sink: Sink | None,
 ) -> dict[str, Outcome]:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from ..dtypes import CASTABLE
 from ..errors import OutputError
 from ..formats import format_for_suffix
+from ..outputs import without_dtype
 from ..paths import is_directory, is_taken, reason, same_file
 from .names import family, parse_index, parse_weight
 
@@ -50,12 +50,9 @@ def directory_output(root: Path, to: str, output: str | os.PathLike[str] | None)
 def _beside(root: Path, to: str) -> Path:
     """``DIR-bf16``; a dtype that the directory's name already says gives way."""
     base = root if root.name not in ("", "..") else root.resolve()
-    stem, dash, said = base.name.rpartition("-")
-    if not (dash and any(said.lower() in (d.name, *d.aliases) for d in CASTABLE)):
-        stem = base.name
-    if not stem:
+    if not base.name:
         raise OutputError("has no name to make the output's from", path=root, hint="give one with -o")
-    return base.with_name(f"{stem}-{to}")
+    return base.with_name(f"{without_dtype(base.name, '-')}-{to}")
 
 
 def require_replaceable(final: Path, names: Collection[str], *, force: bool, at: Path | None = None) -> None:
