@@ -1,0 +1,49 @@
+"""The record that a conversion leaves in its output's metadata: what was made from what, with which options.
+
+It depends on the source's bytes and on the options alone: no time, no path and no machine is in it, so that two runs
+write the same bytes.  Read back it is hostile input, like all metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ._version import __version__
+
+__all__ = ["KEY", "Record", "read_record"]
+
+#: In ``__metadata__``.
+KEY = "precconv"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an output says of how it was made."""
+
+    options: Mapping[str, Any]  #: those that differ from the defaults and shape the bytes, as ``convert`` has them
+    source_bytes: int  #: of the file, or of all files where several became one
+    digest: str  #: ``sha256:…``, as the source's reader has it
+    version: str = __version__
+
+    def text(self) -> str:
+        """ASCII JSON, keys sorted: the same record is the same text."""
+        data = {
+            "options": dict(self.options),
+            "source": {"bytes": self.source_bytes, "header": self.digest},
+            "version": self.version,
+        }
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def read_record(metadata: Mapping[str, str]) -> Record | None:
+    """The record in an output's metadata; None where there is none, or none that can be read."""
+    try:
+        data = json.loads(metadata[KEY])
+        found = Record(data["options"], data["source"]["bytes"], data["source"]["header"], data["version"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    kinds = ((found.options, dict), (found.source_bytes, int), (found.digest, str), (found.version, str))
+    return found if all(isinstance(value, kind) for value, kind in kinds) else None
