@@ -41,6 +41,8 @@ from .measures import Loss as Loss
 from .measures import Measure as Measure
 from .plan import Item as Item
 from .plan import Plan as Plan
+from .proof import Mismatch as Mismatch
+from .proof import Proof as Proof
 from .report import Report as Report
 from .report import TensorReport as TensorReport
 from .rules import Rule as Rule
@@ -53,3 +55,4 @@ from .tensors import TensorInfo as TensorInfo
 from .verdict import Judged as Judged
 from .verdict import Judgement as Judgement
 from .verdict import Verdict as Verdict
+from .verification import verify as verify

@@ -17,6 +17,7 @@ from .inspection import Inspection, inspect_file
 from .outputs import FormatChoice
 from .paths import is_directory
 from .plan import Plan
+from .readback import VerifyMode
 from .repo.convert import convert_directory, plan_directory
 from .repo.inspection import inspect_directory
 from .report import Report
@@ -24,7 +25,6 @@ from .request import Request, Rounding, StrPath, request_of
 from .rules import MixedMode, NormMode, Rule
 from .runs import ProgressCallback
 from .ties import SharedMode
-from .verify import VerifyMode
 from .weights import Weights
 
 __all__ = ["convert", "inspect", "plan"]
@@ -52,6 +52,7 @@ def plan(
     variant: str | None = None,
     from_variant: str | None = None,
     copy_all: bool = False,
+    provenance: bool = True,
     progress: ProgressCallback | None = None,
 ) -> Plan:
     """What ``convert`` with the same arguments would do, from the header alone.
@@ -67,6 +68,7 @@ def plan(
         preset=preset, norms=norms, mixed=mixed, keep=keep, rule=rule, rules=rules, format=format,
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, component=component,
         shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
+        provenance=provenance,
     )  # fmt: skip
     if is_directory(source):
         return plan_directory(source, output, request, progress)
@@ -99,6 +101,7 @@ def convert(
     variant: str | None = None,
     from_variant: str | None = None,
     copy_all: bool = False,
+    provenance: bool = True,
     push: str | None = None,
     private: bool = False,
     branch: str | None = None,
@@ -147,6 +150,8 @@ def convert(
     ``shard_size``: cut a directory's checkpoints anew, into files of at most this size (``5GB``).
     ``variant``, ``from_variant``: of the names of a directory's weight files, written and read.
     ``copy_all``: carry over also what is no part of the converted model, such as its weights in other formats.
+    ``provenance``: record in a safetensors output's metadata, under ``precconv``, the options, the source's size and
+    header digest, and the version, for ``verify``; nothing in it differs between two runs.
     ``push``: publish a model on the Hub, in this repo; it is kept here too where an ``output`` is named.  ``private``,
     ``branch``, ``pr``: in a private repo if it is new, on a branch, as a pull request.  ``low_disk``: fetch, convert,
     send and remove one file of weights at a time.  ``engine``, ``address``: let ``ray`` workers, or ``local``
@@ -171,7 +176,7 @@ def convert(
         weights=weights, select=select, strip_wrappers=strip_wrappers, shared=shared, on_overflow=on_overflow,
         on_nonfinite=on_nonfinite, max_underflow=max_underflow, rounding=rounding, seed=seed, verify=verify,
         workers=workers, durable=durable, report=report, html=html, component=component,
-        shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all,
+        shard_size=shard_size, variant=variant, from_variant=from_variant, copy_all=copy_all, provenance=provenance,
     )  # fmt: skip
     wanted = None if push is None else Push(Target(push, branch, private, pr), low_disk, engine, address, workers)
     if wanted is None:

@@ -14,21 +14,21 @@ from pathlib import Path
 from .bulk import collector_paused
 from .checkpoint import Checkpoint, open_checkpoint
 from .checks import Finding, fallbacks, hint, run_checks
-from .errors import NumericError, OutputError, VerificationError
+from .errors import NumericError, VerificationError
 from .fileio import PartFile, SourceFile, part_file
 from .filing import check_filing, file_refusal, filed
 from .formats import Format, Layout, Place
 from .formats.torch import TorchReader
 from .outputs import output_format, output_path
-from .passes import Seen, write_pass
-from .paths import free_bytes
+from .passes import Seen, Writable, write_pass
+from .paths import require_space
 from .plan import Item, Plan
+from .readback import sample_chunks, verify_header, verify_literals, verify_names, verify_values
 from .report import Report
 from .request import Request, StrPath, draws_for, is_flat, plan_for, plan_of
 from .runs import Chunk, Phases, Progress, ProgressCallback, all_chunks, make_runs
 from .stats import Stats
 from .values import settled
-from .verify import sample_chunks, verify_header, verify_literals, verify_names, verify_values
 
 __all__ = [
     "Outcome",
@@ -179,15 +179,7 @@ def planned_bytes(task: Task, checked: Sequence[Chunk] = ()) -> int:
     return sum(p.src.nbytes for p in task.layout.places) + sum(c.src_bytes for c in checked)
 
 
-def require_space(final: Path, needed: int) -> None:
-    """Raises OutputError when the disk has no room for ``needed`` bytes more."""
-    free = free_bytes(final.parent)
-    if needed > free:
-        message = f"needs {needed} bytes, the disk has {free} free"
-        raise OutputError(message, path=final, hint="make room, or give a place on another disk with -o")
-
-
-def write(task: Task, part: PartFile, progress: Progress) -> Outcome:
+def write(task: Task, part: Writable, progress: Progress) -> Outcome:
     """Cast and check everything, and write it unless a check refuses; what overflowed may get another dtype."""
     made, layout = task.plan, task.layout
     seen = _pass(task, layout, layout.places, part, progress)
@@ -217,7 +209,7 @@ def _layout(found: Checkpoint, made: Plan, final: Path, fmt: Format) -> tuple[Pl
     return made.amended(layout.changes) if layout.changes else made, layout
 
 
-def _pass(task: Task, layout: Layout, places: Sequence[Place], part: PartFile, progress: Progress) -> Seen:
+def _pass(task: Task, layout: Layout, places: Sequence[Place], part: Writable, progress: Progress) -> Seen:
     request = task.request
     return write_pass(
         task.file,
@@ -238,14 +230,14 @@ def _whole(item: Item, stats: Stats) -> Stats:
     return Stats(n=item.src.numel - stats.n) + stats
 
 
-def _settle(task: Task, part: PartFile, seen: Seen, progress: Progress) -> tuple[Plan, Layout, Seen, list[Finding]]:
+def _settle(task: Task, part: Writable, seen: Seen, progress: Progress) -> tuple[Plan, Layout, Seen, list[Finding]]:
     """Give tensors that overflowed the dtype that ``on_overflow`` names, and write again what that changed."""
     made, layout = task.plan, task.layout
     changes, findings = fallbacks(made.items, seen.stats, task.request.limits)
     if not changes:
         return made, layout, seen, findings
     amended, moved = _layout(task.found, made.amended(changes), task.final, task.fmt)
-    require_space(task.final, moved.size - layout.size)
+    part.require_space(moved.size - layout.size)
     before = {(p.keys, p.to, p.offset) for p in layout.places}
     # checksums cover every chunk, so what has them is written whole
     again = [p for p in moved.places if moved.finish is not None or (p.keys, p.to, p.offset) not in before]

@@ -11,7 +11,7 @@ from typing import Any
 from .deviation import Comparison, Deviation, Tolerance, comparison
 from .tensors import TensorInfo
 
-__all__ = ["SCHEMA", "Diff", "TensorDiff"]
+__all__ = ["SCHEMA", "Diff", "TensorDiff", "unravelled"]
 
 #: Version of the JSON below: raised when a key changes its meaning or goes; new keys may come.
 SCHEMA = 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .errors import InputError, OutputError, SourceChangedError
-from .paths import reason
+from .paths import reason, require_space
 
 fcntl: Any
 try:
@@ -228,6 +228,9 @@ class PartFile:
                     if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
                         raise
 
+    def require_space(self, more: int) -> None:
+        require_space(self.final, more)
+
     def write(self, buffer: memoryview, offset: int) -> None:
         """Write all of ``buffer`` (bytes) at ``offset``."""
         try:
@@ -269,8 +272,7 @@ class PartFile:
                 sync_directory(self.final.parent)
 
     def close(self) -> None:
-        """Close the descriptor; a second call does nothing."""
-        if self._file.fd >= 0:
+        if self._file.fd >= 0:  # a second call does nothing
             os.close(self._file.fd)
             self._file.fd = -1
 

@@ -6,18 +6,27 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
 from .bulk import collector_paused
 from .draws import Draws
-from .fileio import PartFile, SourceFile
+from .fileio import SourceFile
 from .formats import Layout, Place
 from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
 from .stats import Stats
 
-__all__ = ["Seen", "write_pass"]
+__all__ = ["Seen", "Writable", "write_pass"]
 
 #: (offset in the output, bytes, CRC-32) of a chunk.
 Sum = tuple[int, int, int]
+
+
+class Writable(Protocol):
+    """What a conversion writes to."""
+
+    def require_space(self, more: int) -> None: ...
+    def preallocate(self, size: int) -> None: ...
+    def write(self, buffer: memoryview, offset: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -30,7 +39,7 @@ class Seen:
 
 def write_pass(
     source: SourceFile,
-    part: PartFile,
+    part: Writable,
     layout: Layout,
     places: Sequence[Place],
     *,

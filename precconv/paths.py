@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import OutputError
 
-__all__ = ["exists", "free_bytes", "is_directory", "is_taken", "library_path", "reason", "same_file"]
+__all__ = ["exists", "free_bytes", "is_directory", "is_taken", "library_path", "reason", "require_space", "same_file"]
 
 
 def reason(error: OSError) -> str:
@@ -37,6 +37,14 @@ def library_path(path: Path) -> Iterator[str]:
 def free_bytes(directory: Path) -> int:
     """Bytes that this user may still write in ``directory``'s file system."""
     return shutil.disk_usage(directory).free
+
+
+def require_space(final: Path, needed: int) -> None:
+    """Raises OutputError when the disk has no room for ``needed`` bytes more."""
+    free = free_bytes(final.parent)
+    if needed > free:
+        message = f"needs {needed} bytes, the disk has {free} free"
+        raise OutputError(message, path=final, hint="make room, or give a place on another disk with -o")
 
 
 def is_directory(path: str | os.PathLike[str]) -> bool:

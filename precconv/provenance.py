@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._version import __version__
-
 __all__ = ["KEY", "Record", "read_record"]
 
 #: In ``__metadata__``.
@@ -26,7 +24,7 @@ class Record:
     options: Mapping[str, Any]  #: those that differ from the defaults and shape the bytes, as ``convert`` has them
     source_bytes: int  #: of the file, or of all files where several became one
     digest: str  #: ``sha256:…``, as the source's reader has it
-    version: str = __version__
+    version: str  #: of precconv
 
     def text(self) -> str:
         """ASCII JSON, keys sorted: the same record is the same text."""

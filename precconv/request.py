@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ._version import __version__
 from .checkpoint import Checkpoint
 from .checks import Limits, OnNonfinite, OnOverflow
 from .components import find_components
@@ -19,10 +20,11 @@ from .errors import InputError, OutputError, UsageError
 from .formats import Format
 from .outputs import FormatChoice
 from .plan import Lossless, Plan, make_plan
+from .provenance import KEY, Record
+from .readback import VerifyMode
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
 from .sizes import shard_bytes
 from .ties import SharedMode, drop_ties, ties
-from .verify import VerifyMode
 from .weights import Weights
 
 __all__ = [
@@ -65,6 +67,9 @@ class Request:
     from_variant: str | None = None
     components: Mapping[str, DType | Literal["keep"]] = field(default_factory=dict)
     copy_all: bool = False
+    provenance: bool = True  #: whether outputs say how they were made, where their format has a place for it
+    recorded: Mapping[str, Any] = field(default_factory=dict)  #: what they say of the options
+    version: str = __version__  #: and of the tool that made them
 
     @property
     def is_reported(self) -> bool:
@@ -98,6 +103,7 @@ class Request:
             "select": self.select,
             "strip_wrappers": self.strip_wrappers,
             "shared": self.shared or "clone",
+            "provenance": self.provenance,
             **({"components": {name: str(to) for name, to in self.components.items()}} if self.components else {}),
         }
 
@@ -163,7 +169,7 @@ def request_of(
         **{k: v for k, v in rest.items() if k in _CHOICES and v is not None},
     )
     lossless = _lossless(to, only=lossless_only)
-    return Request(
+    made = Request(
         policy=Policy(
             FP32 if lossless == "auto" else target(to), tuple(_rules_of(keep, rule, rules)), preset, norms, mixed
         ),
@@ -178,6 +184,32 @@ def request_of(
         shard_size=None if shard_size is None else shard_bytes(shard_size),
         **rest,
     )
+    return replace(made, recorded=_recorded(made))
+
+
+def _recorded(request: Request) -> dict[str, Any]:
+    """The options that shape an output's bytes and differ from the defaults, as ``request_of`` takes them."""
+    policy, is_random = request.policy, request.seed is not None
+    said: dict[str, Any] = {
+        "lossless_only": request.lossless == "only",
+        "preset": policy.preset,
+        "norms": policy.norms,
+        "mixed": policy.mixed,
+        "rule": [f"{r.match}={r.to}" for r in policy.rules],
+        "component": {name: str(to) for name, to in request.components.items()},
+        "on_overflow": request.limits.on_overflow,
+        "rounding": "stochastic" if is_random else "nearest",
+        "seed": request.seed,
+        **{name: getattr(request, name) for name in _SHAPING},
+    }
+    usual = {"preset": "auto", "norms": "fp32", "mixed": "keep", "on_overflow": "error", "rounding": "nearest"}
+    usual |= {"weights": "auto", "format": "same"}
+    return {"to": request.to} | {name: value for name, value in said.items() if value and value != usual.get(name)}
+
+
+_SHAPING = (
+    "format", "weights", "select", "strip_wrappers", "shared", "shard_size", "variant", "from_variant", "copy_all",
+)  # fmt: skip
 
 
 def _lossless(to: str | DType, *, only: bool) -> Lossless | None:
@@ -313,9 +345,17 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Pl
         return made
     metadata = {**made.metadata}
     metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
+    metadata.pop(KEY, None)  # of what the source was made from
+    if request.provenance:
+        metadata[KEY] = _record(found, request).text()
     if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
+
+
+def _record(found: Checkpoint, request: Request) -> Record:
+    """What an output says of how it was made from a checkpoint."""
+    return Record(request.recorded, found.file.size, found.source.reader.digest, request.version)
 
 
 def opaque_kept(found: Checkpoint, request: Request) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FP32
 from .fileio import SourceFile
-from .hub.convert import fetched_file, fetched_files, ranged_file, ranged_files
+from .hub.convert import fetched_file, fetched_files, fetched_repo, ranged_file, ranged_files
 from .hub.refs import parse_ref
 from .paths import is_directory
 from .repo.models import open_models
@@ -20,7 +20,7 @@ from .rules import Policy
 from .runs import ProgressCallback
 from .weights import Weights
 
-__all__ = ["checkpoint_file", "model_files", "opened"]
+__all__ = ["checkpoint_file", "fetched_whole", "model_files", "opened"]
 
 
 @contextmanager
@@ -69,3 +69,11 @@ def checkpoint_file(
     if ref is None:
         return source, None
     return ranged_file(ref) if ranged else (fetched_file(ref, progress), None)
+
+
+def fetched_whole(source: StrPath) -> tuple[Path, bool]:
+    """Where a source lies with every file it has, and whether it was on the Hub and is now in the client's cache."""
+    ref = None if is_directory(source) else parse_ref(source)
+    if ref is None:
+        return Path(os.fspath(source)), False
+    return (fetched_repo(ref) if ref.file is None else fetched_file(ref)), True

@@ -9,9 +9,10 @@ from .errors import PrecconvError
 from .inspection import Inspection
 from .plan import Item, Plan
 from .presets import Preset
+from .proof import Mismatch, Proof
 from .report import Report
 
-__all__ = ["diff", "failure", "inspection", "plan", "report", "size", "warnings"]
+__all__ = ["diff", "failure", "inspection", "plan", "proof", "report", "size", "warnings"]
 
 
 _WIDEST = 200  #: characters of a cell
@@ -261,3 +262,48 @@ def failure(error: PrecconvError) -> Iterator[str]:
     if error.hint:
         lines.append(f"hint: {error.hint}")
     yield from map(printable, lines)
+
+
+def proof(found: Proof, *, top: int) -> str:
+    """Whether an output is what its source and options make; if not, ``top`` of the reasons."""
+    is_it = "is" if found.proven else "is not"
+    what = f"{_made_with(found)} of {found.source}"
+    told = _TOLD[found.options_from]
+    lines = [printable(f"{found.output} {is_it} {what}{', every byte' if found.proven else ''} ({told})")]
+    if found.proven:
+        files = f", {count(found.files, 'file')}" if found.files > 1 else ""
+        lines.append(
+            f"  {count(len(found.plan.items), 'tensor')}{files}, {size(found.compared_bytes)} compared "
+            f"in {found.seconds:.2f} s"
+        )
+    lines += [f"  {printable(_mismatch(m))}" for m in found.mismatches[:top]]
+    if len(found.mismatches) > top:
+        lines.append(f"  and {len(found.mismatches) - top:,} more")
+    if found.mismatches and all(m.file and m.kind in ("file", "unexpected") and not m.tensor for m in found.mismatches):
+        lines.append(f"hint: the weights are proven; what does not matter can be left out (--ignore '{_files(found)}')")
+    return "\n".join([*lines, *(f"note: {printable(note)}" for note in found.notes)])
+
+
+_TOLD = {
+    "record": "options: its record",
+    "report": "options: the report",
+    "arguments": "options: as given",
+    "dtypes": "options: by its dtypes",
+}
+
+
+def _made_with(found: Proof) -> str:
+    options = found.options
+    words = [f"--to {options['to']}", *(["--lossless-only"] if options.get("lossless_only") else [])]
+    return " ".join(words)
+
+
+def _files(found: Proof) -> str:
+    return printable(found.mismatches[0].file)
+
+
+def _mismatch(m: Mismatch) -> str:
+    where = [m.file] if m.file else []
+    if m.tensor is not None:
+        where.append(f"tensor {m.tensor!r}")
+    return ": ".join([*where, m.text])

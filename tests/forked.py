@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .processes import ROOT, environment
+from .processes import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ Runner = Callable[..., Ended]
 def commands(scratch: Path) -> Iterator[Runner]:
     """A function that runs ``precconv``; ``scratch`` is for what it says."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", scratch], cwd=ROOT, env=environment(), text=True,
+        [sys.executable, "-m", "tests.forked", scratch], cwd=scratch, env=environment(), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert server.stdin is not None

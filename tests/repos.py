@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from precconv.fileio import PART_SUFFIX
+from precconv.provenance import KEY
 
 from .samples import write_checkpoint
 
@@ -92,6 +94,13 @@ def read_index(root: Path) -> dict[str, Any]:
 def load(root: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a directory's safetensors files."""
     return {name: x for path in sorted(root.glob("*.safetensors")) for name, x in load_file(path).items()}
+
+
+def record(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of how it was made."""
+    with safe_open(path, "pt") as f:
+        found: dict[str, Any] = json.loads(f.metadata()[KEY])
+    return found
 
 
 def files(root: Path) -> dict[str, bytes]:

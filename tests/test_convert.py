@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from precconv import convert, plan, verify
+from precconv import convert, plan, readback
 from precconv.dtypes import CASTABLE, DTYPES, FP16, FP32, TARGETS, DType, dtype
 from precconv.errors import NumericError, OutputError, PrecconvError, UsageError, VerificationError
 from precconv.fileio import PartFile
@@ -388,9 +388,9 @@ def test_too_much_underflow_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_verification_reads_what_it_says(tmp_path: Path) -> None:
-    n = 10 * verify.WINDOW
+    n = 10 * readback.WINDOW
     source = write_checkpoint(tmp_path / "in.safetensors", {"x": torch.ones(n), "y": torch.ones(5)})
-    for mode, want in (("none", 0), ("full", 2 * (n + 5)), ("sample", 3 * verify.WINDOW // 2 + 10)):
+    for mode, want in (("none", 0), ("full", 2 * (n + 5)), ("sample", 3 * readback.WINDOW // 2 + 10)):
         done = convert(source, to="bf16", output=tmp_path / "out.safetensors", force=True, verify=mode)  # type: ignore[arg-type]
         assert done.verified_bytes == want
         assert done.options["verify"] == mode

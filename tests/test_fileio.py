@@ -19,7 +19,7 @@ import precconv
 from fixtures import build, make
 from precconv import fileio
 from precconv.fileio import InputFile, PartFile, part_file, remove_stale_parts
-from precconv.verify import VerifyMode
+from precconv.readback import VerifyMode
 
 from .processes import posix, tree
 

@@ -22,23 +22,24 @@ from .processes import HANG, ROOT, environment
 PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "bulk", "draws", "names", "norm_tables", "components"),
+    ("errors", "_version", "bulk", "draws", "names", "norm_tables", "components", "provenance"),
     ("dtypes", "stats", "paths", "sizes"),
     ("tensors", "fileio", "configs", "deviation", "measures", "stochastic"),
     ("formats", "cast", "compare", "norms", "rules", "presets", "quantized"),
-    ("advice", "tree", "twins", "spectrum"),
+    ("advice", "tree", "twins", "spectrum", "recast"),
     ("outline", "plan", "outputs"),
-    ("checks", "runs", "weights", "ties", "lossless"),
-    ("checkpoint", "passes", "report", "sweep", "verdict", "verify", "differences"),
+    ("checks", "runs", "weights", "ties", "lossless", "proof"),
+    ("checkpoint", "passes", "report", "sweep", "verdict", "readback", "differences"),
     ("inspection", "request", "html"),
     ("filing", "values"),
     ("convert", "scan"),
-    ("text",),
+    ("text", "proving"),
     ("repo", "scan_text", "engines"),
     ("hub",),
     ("sources",),
     ("api", "diff", "live", "scanning"),
     ("batch",),
+    ("verification",),
     ("cli", "__init__"),
     ("__main__",),
 )
@@ -46,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PACKAGES = ("batch", "cli", "engines", "formats", "html", "hub", "presets", "repo")
 
 #: What computes with torch.
-KERNELS = ("cast", "compare", "live", "spectrum", "stochastic")
+KERNELS = ("cast", "compare", "live", "recast", "spectrum", "stochastic")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -15,10 +15,10 @@ from ..checks import OnNonfinite, OnOverflow
 from ..dtypes import DType
 from ..errors import UsageError
 from ..outputs import FormatChoice
+from ..readback import VerifyMode
 from ..request import Rounding
 from ..rules import MixedMode, NormMode, Rule
 from ..ties import SharedMode
-from ..verify import VerifyMode
 from ..weights import Weights
 
 __all__ = ["PUBLISHING", "Options", "check_options"]
@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     variant: str | None
     from_variant: str | None
     copy_all: bool
+    provenance: bool
     on_overflow: OnOverflow
     on_nonfinite: OnNonfinite
     max_underflow: float | None

@@ -20,6 +20,7 @@ from .diff import diff
 from .inspect import inspect
 from .presets import presets
 from .scan import scan
+from .verify import verify
 
 __all__ = ["cli", "main"]
 
@@ -55,12 +56,14 @@ def cli() -> None:
     precconv inspect model.safetensors            shows what is inside
     precconv diff a.safetensors b.safetensors     shows what sets them apart
     precconv scan model.safetensors               shows what a cast would lose
+    precconv verify out.safetensors --against model.safetensors
+                                                  proves that it is its cast
 
     A first argument that is no command is a checkpoint to convert.
     """
 
 
-for command in (convert, batch, diff, inspect, presets, scan):
+for command in (convert, batch, diff, inspect, presets, scan, verify):
     cli.add_command(command)
 
 

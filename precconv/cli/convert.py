@@ -20,7 +20,7 @@ from .options import CHOICE, POLICY, PUSH, REPO, REPO_NAMES, F, Ordered, add_opt
 __all__ = ["convert", "print_plan"]
 
 #: What a plan depends on besides, and ``inspect`` has otherwise.
-_PLAN_ONLY = ("lossless_only", "output", "format", "weights", "select", "shared", *REPO_NAMES)
+_PLAN_ONLY = ("lossless_only", "output", "format", "weights", "select", "shared", "provenance", *REPO_NAMES)
 
 
 _CONVERSION: tuple[Callable[[F], F], ...] = (
@@ -53,6 +53,8 @@ _CONVERSION: tuple[Callable[[F], F], ...] = (
     click.option("--seed", type=int, metavar="N", help="Of stochastic rounding; default: 0."),
     click.option("--verify", type=click.Choice(["sample", "full", "none"]), default="sample", show_default=True,
                  help="How much of the output is read back and compared with a fresh cast."),
+    click.option("--no-provenance", "provenance", is_flag=True, flag_value=False, default=True,
+                 help="Do not record in a safetensors output how it was made."),
     click.option("--workers", type=int, metavar="N", help="Threads; default: the number of cores."),
     click.option("--dry-run", is_flag=True, help="Print the plan, write nothing; read no tensor data, "
                  "unless --to auto or --lossless-only needs it."),

@@ -62,6 +62,11 @@ class Reader(Protocol):
         """What a user should know of this file, a sentence each."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """``sha256:…`` of what indexes the data: enough to tell two files apart, but not to prove every byte."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

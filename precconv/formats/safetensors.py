@@ -6,6 +6,7 @@ The rules are the format's description and its reference implementation, ``safet
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -48,6 +49,7 @@ class SafetensorsReader:
     metadata: Mapping[str, str]
     infos: Sequence[TensorInfo]  #: by offset
     notes: Sequence[str]
+    digest: str = ""  #: SHA-256 of all that stands before the data: the length and the header
 
     @property
     def format(self) -> Format:
@@ -64,7 +66,8 @@ def sniff(head: bytes) -> bool:
 
 def open_file(file: SourceFile) -> SafetensorsReader:
     """Read and validate the header; raises CorruptCheckpointError naming the broken rule."""
-    (length,) = struct.unpack("<Q", file.read(0, 8))
+    head = file.read(0, 8)
+    (length,) = struct.unpack("<Q", head)
     if length > MAX_HEADER:
         why = f"its header claims {length} bytes, the format allows {MAX_HEADER}"
         raise CorruptCheckpointError(why, path=file.path)
@@ -81,7 +84,8 @@ def open_file(file: SourceFile) -> SafetensorsReader:
         _truncated(file, f"its header promises {end} bytes, the file has {file.size}")
     if end < file.size:
         raise CorruptCheckpointError(f"{file.size - end} bytes follow the last tensor", path=file.path)
-    return SafetensorsReader(file, metadata, infos, notes)
+    digest = hashlib.sha256(head + raw).hexdigest()
+    return SafetensorsReader(file, metadata, infos, notes, f"sha256:{digest}")
 
 
 def _truncated(file: SourceFile, why: str) -> NoReturn:

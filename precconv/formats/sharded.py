@@ -5,6 +5,7 @@ So all that is known of one file (plans, layouts, runs) holds for shards that be
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..fileio import SourceFile
-from . import Elements, Format, Source
+from . import Elements, Format, Reader, Source
 from .torch_tensors import TensorRef
 
 __all__ = ["JoinedFile", "JoinedReader", "join"]
@@ -115,6 +116,13 @@ class JoinedReader:
     file: JoinedFile
     metadata: Mapping[str, str]
     notes: Sequence[str]
+    parts: Sequence[Reader] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the shards' digests, one a line."""
+        lines = "".join(f"{part.digest}\n" for part in self.parts)
+        return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
 def join(path: Path, sources: Sequence[Source]) -> Source:
@@ -145,7 +153,8 @@ def join(path: Path, sources: Sequence[Source]) -> Source:
         assert opener is not None
         return _JoinedElements(file, at, opener(own))
 
-    reader = JoinedReader(sources[0].reader.format, file, metadata, notes)
+    readers = [s.reader for s in sources]
+    reader = JoinedReader(readers[0].format, file, metadata, notes, readers)
     return Source(reader, infos, refs, open_elements, is_part=True)
 
 

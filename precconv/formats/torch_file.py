@@ -40,6 +40,7 @@ class TorchFile:
     pickle: Pickle
     extents: Mapping[str, Extent]  #: by storage key
     big_endian: bool = False  #: whether multi-byte values of the storages are
+    records: str = ""  #: of a zip archive: a line for each record with its name, size and CRC-32
 
     @property
     def root(self) -> object:

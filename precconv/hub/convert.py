@@ -54,6 +54,7 @@ __all__ = [
     "convert_repo",
     "fetched_file",
     "fetched_files",
+    "fetched_repo",
     "inspect_repo",
     "plan_repo",
     "push_directory",
@@ -300,6 +301,13 @@ def fetched_files(ref: Ref, request: Request, progress: ProgressCallback | None 
     repo = find(ref)
     needed = _needs(repo, Path(), request)
     return _files(repo, fetch(repo, [*needed.others, *needed.weights], progress), (), Path())
+
+
+@quiet()
+def fetched_repo(ref: Ref) -> Path:
+    """All files of a repo, in the client's cache."""
+    repo = find(ref)
+    return fetch(repo, sorted(repo.sizes))
 
 
 @quiet()

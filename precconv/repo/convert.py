@@ -16,14 +16,14 @@ from typing import Protocol
 
 from ..bulk import collector_paused
 from ..checkpoint import open_checkpoint
-from ..convert import Outcome, Task, convert_checkpoint, make_task, planned_bytes, refusal, require_space, verify, write
+from ..convert import Outcome, Task, convert_checkpoint, make_task, planned_bytes, refusal, verify, write
 from ..errors import NumericError, OutputError, PrecconvError, SourceChangedError, UsageError, VerificationError
 from ..fileio import part_file
 from ..filing import check_filing, file_refusal, filed
 from ..formats import Format
 from ..formats.sharded import JoinedFile
 from ..outputs import output_format, output_path
-from ..paths import same_file
+from ..paths import require_space, same_file
 from ..plan import Plan
 from ..report import Report
 from ..request import Request, StrPath, plan_for
@@ -43,6 +43,7 @@ __all__ = [
     "Needs",
     "Runner",
     "Sink",
+    "as_one",
     "convert_directory",
     "convert_files",
     "needs",
@@ -84,7 +85,7 @@ def plan_files(
     one = single_output(output)
     with open_models(files, request) as models, collector_paused():
         if one is not None:
-            made, _ = _as_one(models, replace(request, shared=request.shared or "clone"), one, progress)
+            made, _ = as_one(models, replace(request, shared=request.shared or "clone"), one, Progress(0, progress))
             return made
         return plan_of_all(models, plan_models(models, request, Progress(0, progress)), request)
 
@@ -106,7 +107,7 @@ def needs(files: Files, final: Path, request: Request, *, one: bool = False) -> 
     """
     with open_models(files, request) as models, collector_paused():
         if one:
-            made, plan = _as_one(models, replace(request.from_headers(), shared=request.shared or "clone"), final)
+            made, plan = as_one(models, replace(request.from_headers(), shared=request.shared or "clone"), final)
             _check_report(models, final, request)
             _place(models, plan, final, request)
             names, nbytes = [], sum(i.nbytes for i in made.items)
@@ -354,9 +355,7 @@ def _first_file(output: Output) -> Path:
 # One file
 
 
-def _as_one(
-    models: Models, request: Request, final: Path, progress: ProgressCallback | None = None
-) -> tuple[Plan, ModelPlan]:
+def as_one(models: Models, request: Request, final: Path, progress: Progress | None = None) -> tuple[Plan, ModelPlan]:
     """The plan for a directory's one checkpoint as one file."""
     if len(models.models) > 1:
         names = ", ".join(m.name for m in models.models)
@@ -366,7 +365,7 @@ def _as_one(
         )
     if request.shard_size is not None:
         raise UsageError("one file cannot have shards", path=final, hint="give a directory with -o")
-    (made,) = plan_models(models, request, Progress(0, progress))
+    (made,) = plan_models(models, request, progress)
     fmt = output_format(made.model.whole.format, final, choice=request.format)
     return plan_for(made.decided, made.model.whole, fmt, made.request), made
 
@@ -376,7 +375,7 @@ def convert_to_file(files: Files, final: Path, request: Request, progress: Progr
     request = replace(request, shared=request.shared or "clone")
     root, started, phases = files.root, time.perf_counter(), Phases(progress)
     with open_models(files, request) as models:
-        made, plan = _as_one(models, request.from_headers(), final)
+        made, plan = as_one(models, request.from_headers(), final)
         whole = plan.model.whole
         for path in plan.model.set.files:
             if same_file(root / path, final):
@@ -384,7 +383,7 @@ def convert_to_file(files: Files, final: Path, request: Request, progress: Progr
         _check_report(models, final, request)
         place = _place(models, plan, final, request)
         if request.lossless is not None:
-            made, plan = _as_one(models, request, final, phases.first)
+            made, plan = as_one(models, request, final, Progress(0, phases.first))
         return convert_checkpoint(whole, made, *place, plan.request, phases.second, started=started)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from .._version import __version__
@@ -25,7 +26,7 @@ from .plans import ModelPlan, Output
 from .shards import index_json
 from .stage import Stage
 
-__all__ = ["copied_bytes", "fingerprint", "model_card", "output_names", "write_files"]
+__all__ = ["copied_bytes", "fingerprint", "model_card", "output_names", "small_files", "write_files"]
 
 README = "README.md"
 #: What transformers, timm and diffusers call the weights that ``config.json`` is about.
@@ -88,7 +89,7 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
     facts = CardFacts(
         source=repo or models.root.resolve().name,
         target=to,
-        version=__version__,
+        version=request.version,
         tensors=len(cast),
         bytes_before=sum(i.src.nbytes for i in cast),
         bytes_after=sum(i.nbytes for i in cast),
@@ -114,32 +115,50 @@ def _said(request: Request) -> str:
     return " ".join(words + ([f"--on-overflow {overflow}"] if overflow != "error" else []))
 
 
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A file of an output that is no weights."""
+
+    path: str  #: relative, with ``/``
+    data: bytes | None  #: None where it is copied as it is
+    why: str = ""
+    mode_of: Path | None = None  #: the file whose permissions it has
+
+
+def small_files(
+    models: Models, plans: Sequence[ModelPlan], outcomes: Mapping[str, Outcome], readme: Card | None
+) -> Iterator[Small]:
+    """All that is no weights, what makes the output look complete last."""
+    configs, root = dict(_configs(models, plans)), models.root
+    for path in models.survey.others:
+        if path not in configs and not (path == README and readme is not None):
+            yield Small(path, None)
+    for made in plans:
+        if made.index is not None:
+            yield Small(made.index, _index(made, outcomes).encode(), "index")
+    for path, data in configs.items():
+        yield Small(path, data, "dtype", root / path)
+    if readme is not None:
+        data = readme.text.encode("utf-8", errors="surrogateescape")
+        yield Small(README, data, "model card", root / README)
+
+
 def write_files(
     models: Models, plans: Sequence[ModelPlan], outcomes: Mapping[str, Outcome], stage: Stage, readme: Card | None
 ) -> list[FileReport]:
-    """Write all that is no weights, what makes the output look complete last; a line for every file there is."""
-    configs = dict(_configs(models, plans))
+    """Write all that is no weights; a line for every file there is."""
     done = [
         FileReport(o.name, "converted", outcomes[o.name].size, p.model.set.files[0]) for p in plans for o in p.outputs
     ]
-    for path in models.survey.others:
-        if path in configs or (path == README and readme is not None):
-            continue
-        stage.copy(models.root / path, path)
-        done.append(FileReport(path, "copied", stage.place(path).stat().st_size))
-    indexes = [(p.index, _index(p, outcomes)) for p in plans if p.index is not None]
-    done += [_write(stage, path, text.encode(), "index") for path, text in indexes]
-    done += [_write(stage, path, data, "dtype", mode_of=models.root / path) for path, data in configs.items()]
-    if readme is not None:
-        data = readme.text.encode("utf-8", errors="surrogateescape")
-        done.append(_write(stage, README, data, "model card", mode_of=models.root / README))
+    for small in small_files(models, plans, outcomes, readme):
+        if small.data is None:
+            stage.copy(models.root / small.path, small.path)
+            done.append(FileReport(small.path, "copied", stage.place(small.path).stat().st_size))
+        else:
+            stage.write(small.path, small.data, mode_of=small.mode_of)
+            done.append(FileReport(small.path, "written", len(small.data), small.why))
     done += [FileReport(lo.path, "left out", None, lo.why) for lo in models.survey.left_out]
     return done
-
-
-def _write(stage: Stage, name: str, data: bytes, why: str, *, mode_of: Path | None = None) -> FileReport:
-    stage.write(name, data, mode_of=mode_of)
-    return FileReport(name, "written", len(data), why)
 
 
 def _configs(models: Models, plans: Sequence[ModelPlan]) -> Iterator[tuple[str, bytes]]:

@@ -22,9 +22,9 @@ from precconv.dtypes import BF16, FP32, dtype
 from precconv.fileio import PartFile
 from precconv.formats import Place
 from precconv.plan import Item
+from precconv.readback import WINDOW, VerifyMode, sample_chunks
 from precconv.runs import CHUNK_BYTES, make_runs
 from precconv.tensors import TensorInfo
-from precconv.verify import WINDOW, VerifyMode, sample_chunks
 
 from .processes import tree
 

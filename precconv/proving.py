@@ -1,0 +1,320 @@
+"""One file held against what a conversion makes: everything is planned, laid out and cast again, nothing is written.
+
+Where the file's header is the planned one, every byte has its place and is compared there.  Where it is not, what is
+different in it is said, and the tensors that both have are compared wherever the file has them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from .bulk import collector_paused
+from .checkpoint import Checkpoint, open_checkpoint
+from .convert import Task, write
+from .differences import unravelled
+from .errors import PrecconvError, UnknownFormatError
+from .fileio import InputFile, SourceFile
+from .formats import Format, Place
+from .plan import Item
+from .proof import Mismatch
+from .provenance import KEY
+from .request import draws_for
+from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
+from .tensors import TensorInfo
+
+if TYPE_CHECKING:
+    from .recast import Found
+
+__all__ = ["Proven", "named_as", "prove_file"]
+
+#: With these, what overflows decides a tensor's dtype, and so the whole layout.
+_FALLBACKS = ("keep", "fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What became of one file; ``task`` as it should have been carried out."""
+
+    task: Task
+    mismatches: tuple[Mismatch, ...]
+    nbytes: int  #: of the output that were compared
+
+
+def named_as(path: Path, fmt: Format) -> Path:
+    """What the file was called when it was made: a torch archive has a folder of that name in it."""
+    if fmt.name != "pt":
+        return path
+    try:
+        with InputFile(path) as file:
+            head = file.read(0, min(file.size, 30 + 256))
+    except PrecconvError:
+        return path
+    size = int.from_bytes(head[26:28], "little")
+    folder = head[30 : 30 + size].decode("utf-8", "replace").partition("/")[0]
+    return path.with_name(f"{folder}.pt") if head[:2] == b"PK" and folder else path
+
+
+def prove_file(task: Task, path: Path, progress: Progress) -> Proven:
+    """Hold a file against what the task makes of its source; neither is changed.
+
+    Raises what reading the source raises; what is wrong with the output is in the result.
+    """
+    with task.file.held():
+        task, refused = _settled(task, progress)
+        try:
+            out = _opened(task, path)
+        except PrecconvError as e:
+            mismatch = Mismatch("unreadable", e.message, tensor=e.tensor)
+            return Proven(task, (*refused, mismatch), 0)
+        with out:
+            found, nbytes = _compared(task, out, progress)
+            out.file.require_unchanged()
+        task.file.require_unchanged()
+    return Proven(task, (*refused, *found), nbytes)
+
+
+class _Nowhere:
+    """Where a conversion writes that is done for its decisions."""
+
+    def require_space(self, more: int) -> None: ...
+    def preallocate(self, size: int) -> None: ...
+    def write(self, buffer: memoryview, offset: int) -> None: ...
+
+
+def _settled(task: Task, progress: Progress) -> tuple[Task, list[Mismatch]]:
+    """The task with the dtypes that overflow gives, and what the checks would have refused."""
+    if task.request.limits.on_overflow not in _FALLBACKS:
+        return task, []
+    progress.expect(_source_bytes(task.layout.places))
+    outcome = write(task, _Nowhere(), progress)
+    refused = [Mismatch("refused", f"{f.text}: refused by the conversion", tensor=f.tensor) for f in outcome.errors]
+    return replace(task, plan=outcome.plan, layout=outcome.layout), refused
+
+
+def _source_bytes(places: Sequence[Place]) -> int:
+    return sum(p.src.nbytes for p in places)
+
+
+def _opened(task: Task, path: Path) -> Checkpoint:
+    """The output as a checkpoint, with the weights that the conversion was about."""
+    request, is_part = task.request, task.found.source.is_part or task.fmt.name == "safetensors"
+    weights, select = ("auto", None) if is_part else (request.weights, request.select)
+    out = open_checkpoint(path, weights=weights, select=select)
+    if out.format is not task.fmt:
+        out.file.close()
+        raise UnknownFormatError(f"is a {out.format.name} file, should be {task.fmt.name}", path=path)
+    return out
+
+
+# The comparison
+
+
+def _compared(task: Task, out: Checkpoint, progress: Progress) -> tuple[list[Mismatch], int]:
+    """What is wrong with the output, and how many of its bytes were looked at."""
+    layout, items = task.layout, task.plan.items
+    different = _first_difference(out.file, layout.start)
+    is_laid_out = different is None and out.file.size == layout.size
+    found = [] if different is None else _header_mismatches(task, out, different)
+    places = layout.places if is_laid_out else _where_they_are(task, out)
+    tally = _values(task, out.file, places, progress)
+    found += [*_wrong_values(tally, items), *_overflowed(tally, task)]
+    literals = list(layout.start)
+    if is_laid_out and layout.finish is not None:
+        rest = layout.finish(tally.sums)
+        literals += rest
+        at = _first_difference(out.file, rest)
+        if at is not None:
+            found.append(_outside(at))
+    if different is None and out.file.size != layout.size:
+        text = f"has {out.file.size} bytes, {layout.size} belong into it"
+        found.append(Mismatch("bytes", text))
+    return found, tally.nbytes + sum(len(data) for _, data in literals)
+
+
+def _first_difference(file: SourceFile, literals: Sequence[tuple[int, bytes]]) -> int | None:
+    """The first byte of the file that is not as ``literals`` have it."""
+    for offset, data in literals:
+        there = file.read(offset, max(0, min(len(data), file.size - offset)))
+        if there != data:
+            same = next((i for i, (a, b) in enumerate(zip(there, data, strict=False)) if a != b), len(there))
+            return offset + same
+    return None
+
+
+def _outside(at: int) -> Mismatch:
+    return Mismatch("bytes", f"byte {at}, outside the tensor data, is not what belongs there")
+
+
+def _header_mismatches(task: Task, out: Checkpoint, at: int) -> list[Mismatch]:
+    """What an other header says otherwise; ``at`` is the first byte that differs."""
+    have = {t.name: t for t in out.infos}
+    found: list[Mismatch] = []
+    for item in task.plan.items:
+        found += _tensor_mismatches(item, have.pop(item.src.name, None))
+    for t in have.values():
+        found.append(Mismatch("unexpected", f"{t.dtype} {list(t.shape)}, does not belong into it", tensor=t.name))
+    if task.fmt.name == "safetensors":
+        found += _metadata_mismatches(task.plan.metadata, out.metadata)
+    return found or [_outside(at)]
+
+
+def _tensor_mismatches(item: Item, there: TensorInfo | None) -> Iterator[Mismatch]:
+    name, shape = item.src.name, item.src.shape
+    if there is None:
+        yield Mismatch("missing", f"is missing: {item.to} {list(shape)} ({item.why})", tensor=name)
+        return
+    if there.dtype is not item.to:
+        yield Mismatch("dtype", f"is {there.dtype}, should be {item.to} ({item.why})", tensor=name)
+    if there.shape != shape:
+        yield Mismatch("shape", f"has the shape {list(there.shape)}, should have {list(shape)}", tensor=name)
+
+
+def _metadata_mismatches(want: Mapping[str, str], got: Mapping[str, str]) -> Iterator[Mismatch]:
+    for key in dict.fromkeys((*want, *got)):
+        should, there = want.get(key), got.get(key)
+        if should == there:
+            continue
+        if key == KEY:
+            text = f"its record of how it was made is {_shown(there)}, should be {_shown(should)}"
+            yield Mismatch("record", text)
+        else:
+            yield Mismatch("metadata", f"metadata {key!r} is {_shown(there)}, should be {_shown(should)}")
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    return value if len(value) <= 400 else f"{value[:400]}… ({len(value)} characters)"
+
+
+def _where_they_are(task: Task, out: Checkpoint) -> list[Place]:
+    """The places of tensors that the output has as planned, but elsewhere; those it has in other ways are left out."""
+    have, items = {t.name: t for t in out.infos}, task.plan.items
+    found = []
+    for place in task.layout.places:
+        if not place.keys:
+            continue
+        item = items[place.keys[0]]
+        there = have.get(item.src.name)
+        is_whole = place.src.nbytes == item.src.nbytes  # in a torch file, memory may be more than one tensor's
+        if there is None or there.offset < 0 or not is_whole:
+            continue
+        if there.dtype is item.to and there.shape == item.src.shape:
+            found.append(place._replace(offset=there.offset))
+    return found
+
+
+# The values
+
+
+@dataclass(slots=True)
+class _Wrong:
+    elements: int = 0
+    at: int = 0  #: the first of them
+    got: bytes = b""
+    want: bytes = b""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a pass over both files saw, by position in the plan; -1 is what belongs to no chosen tensor."""
+
+    wrong: dict[int, _Wrong] = field(default_factory=dict)
+    overflow: dict[int, int] = field(default_factory=dict)
+    sums: list[tuple[int, int, int]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, key: int, first: int, found: Found) -> None:
+        """``first``: where the stretch begins in its tensor."""
+        if found.overflow:
+            self.overflow[key] = self.overflow.get(key, 0) + found.overflow
+        if found.spot is None:
+            return
+        wrong = self.wrong.setdefault(key, _Wrong())
+        at = first + found.spot.at
+        if not wrong.elements or at < wrong.at:
+            wrong.at, wrong.got, wrong.want = at, found.spot.got, found.spot.want
+        wrong.elements += found.differing
+
+
+def _values(task: Task, out: SourceFile, places: Sequence[Place], progress: Progress) -> _Tally:
+    """Cast everything anew, and compare it with what is in the output."""
+    from . import cast, recast
+
+    tally, lock = _Tally(), Lock()
+    draws, clamp = draws_for(task.request, task.found, task.plan), task.request.limits.on_overflow == "clamp"
+    sums = task.layout.finish is not None
+
+    def start() -> Callable[[Chunk], None]:
+        read, written = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
+        reader = RunReader(task.file)
+
+        def step(chunk: Chunk) -> None:
+            run = chunk.run
+            x, y = memoryview(read)[: chunk.src_bytes], memoryview(written)[: chunk.dst_bytes]
+            reader.read(chunk, x)
+            held = max(0, min(chunk.dst_bytes, out.size - chunk.dst_offset))
+            out.read_into(y[:held], chunk.dst_offset)
+            y[held:] = bytes(chunk.dst_bytes - held)
+            if run.shown is not None:
+                cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
+            p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
+            parts = list(run.parts(chunk.start, chunk.elements))
+            drawn = draws.of(parts) if draws and p and p.narrows else ()
+            counts = [count for _, _, count in parts]
+            data, found = recast.recast(x, y, p, counts, width=run.dst_size, clamp=clamp, stretches=drawn)
+            if sums:
+                tally.sums.append((chunk.dst_offset, len(data), zlib.crc32(data)))
+            with lock:
+                tally.nbytes += held
+                for one in found:
+                    key, first, _ = parts[one.stretch]
+                    tally.add(key, first, one)
+            progress.add(chunk.src_bytes)
+
+        return step
+
+    progress.expect(_source_bytes(places))
+    task.file.advise_sequential()
+    with collector_paused():
+        runs = make_runs(places)
+    with cast.one_thread():
+        for_each(all_chunks(runs), start, workers=task.request.workers, tick=progress.show)
+    return tally
+
+
+def _wrong_values(tally: _Tally, items: Sequence[Item]) -> Iterator[Mismatch]:
+    for key, wrong in sorted(tally.wrong.items()):
+        forms = f"{_hex(wrong.got)}, should be {_hex(wrong.want)}"
+        if key < 0:
+            text = f"{wrong.elements} bytes of data that is no chosen tensor's differ, the first is {forms}"
+            yield Mismatch("values", text, elements=wrong.elements)
+            continue
+        item = items[key]
+        if item.src.dtype.is_castable:
+            at = unravelled(wrong.at, item.src.shape)
+            text = f"{wrong.elements} of {item.src.numel} elements are wrong, the first at {list(at)}: {forms}"
+            yield Mismatch("values", text, tensor=item.src.name, elements=wrong.elements, first=at)
+        else:  # copied, whatever its elements are
+            text = f"{wrong.elements} of {item.src.nbytes} bytes are wrong, the first is byte {wrong.at}: {forms}"
+            yield Mismatch("values", text, tensor=item.src.name, elements=wrong.elements)
+
+
+def _hex(data: bytes) -> str:
+    """A little-endian element as a number."""
+    return f"0x{int.from_bytes(data, 'little'):0{2 * len(data)}x}"
+
+
+def _overflowed(tally: _Tally, task: Task) -> Iterator[Mismatch]:
+    """What the conversion would have refused."""
+    if task.request.limits.on_overflow in ("clamp", "ieee"):
+        return
+    for key, count in sorted(tally.overflow.items()):
+        item = task.plan.items[key]
+        text = f"{count} finite values do not fit {item.to}: refused by the conversion"
+        yield Mismatch("refused", text, tensor=item.src.name)

@@ -1,0 +1,179 @@
+"""What an output says of how it was made: enough to prove it by, the same in every run, and nothing of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import precconv
+from precconv import __version__
+from precconv.provenance import KEY, Record, read_record
+from precconv.request import request_of
+
+from .command import run
+from .repos import files, layers, record, shard, sharded, single, weight
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as f:
+        return dict(f.metadata() or {})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "m.safetensors"
+    save_file({"a.weight": weight(1), "b.weight": weight(2)}, path, metadata={"format": "pt"})
+    return path
+
+
+def header(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: 8 + struct.unpack("<Q", data[:8])[0]]
+
+
+def test_the_record_is_the_options_the_source_and_the_version_as_sorted_json(source: Path) -> None:
+    done = precconv.convert(source, to="bf16", keep=["b.*"])
+    assert done.output is not None
+    digest = hashlib.sha256(header(source)).hexdigest()
+    want = (
+        '{"options":{"rule":["b.*=keep"],"to":"bf16"},'
+        f'"source":{{"bytes":{source.stat().st_size},"header":"sha256:{digest}"}},"version":"{__version__}"}}'
+    )
+    assert metadata(Path(done.output))[KEY] == want
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"to": "half"}, {"to": "fp16"}),
+        ({"to": "auto"}, {"to": "auto"}),
+        ({"to": "bf16", "lossless_only": True}, {"to": "bf16", "lossless_only": True}),
+        ({"to": "bf16", "seed": 0, "rounding": "stochastic"}, {"to": "bf16", "rounding": "stochastic"}),
+        ({"to": "bf16", "seed": 9, "rounding": "stochastic"}, {"to": "bf16", "rounding": "stochastic", "seed": 9}),
+        ({"to": "bf16", "shard_size": "5GB"}, {"to": "bf16", "shard_size": 5_000_000_000}),
+        ({"to": "bf16", "component": ["vae=float"]}, {"to": "bf16", "component": {"vae": "fp32"}}),
+        ({"to": "bf16", "keep": ["a"], "rule": ["b=half"]}, {"to": "bf16", "rule": ["b=fp16", "a=keep"]}),
+        (
+            {"to": "bf16", "on_overflow": "clamp", "shared": "clone"},
+            {"to": "bf16", "on_overflow": "clamp", "shared": "clone"},
+        ),
+        ({"to": "bf16", "workers": 3, "verify": "full", "force": True, "durable": True}, {"to": "bf16"}),
+        ({"to": "bf16", "on_nonfinite": "error", "max_underflow": 0.5}, {"to": "bf16"}),
+    ],
+    ids=str,
+)
+def test_options_are_recorded_that_shape_the_bytes_and_are_not_the_defaults(
+    options: dict[str, Any], said: dict[str, Any]
+) -> None:
+    made = request_of(**options)
+    assert made.recorded == said
+    again = request_of(**said)
+    assert again.recorded == said
+    assert (again.policy, again.lossless, again.seed, again.components) == (
+        made.policy, made.lossless, made.seed, made.components,
+    )  # fmt: skip
+
+
+def test_runs_of_any_kind_write_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    outs = []
+    for n, options in enumerate(
+        [{}, {"workers": 1}, {"workers": 5}, {"verify": "none"}, {"report": tmp_path / "r.json"}, {"durable": True}]
+    ):
+        outs.append(tmp_path / f"{n}.safetensors")
+        precconv.convert(source, to="bf16", output=outs[-1], **options)  # type: ignore[arg-type]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moved = Path(shutil.copy(source, elsewhere / "other name.sft"))
+    outs.append(elsewhere / "out.safetensors")
+    precconv.convert(moved, to="bf16", output=outs[-1])
+    assert len({p.read_bytes() for p in outs}) == 1
+
+
+def test_a_model_is_recorded_the_same_in_every_run_and_each_shard_names_its_own_source(tmp_path: Path) -> None:
+    source = sharded(tmp_path / "source", layers(3))
+    precconv.convert(source, to="bf16", output=tmp_path / "a")
+    copy = tmp_path / "copy" / "of"
+    shutil.copytree(source, copy)
+    precconv.convert(copy, to="bf16", output=tmp_path / "b", workers=1)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    for n in (1, 2, 3):
+        found = record(tmp_path / "a" / shard(n, 3))["source"]
+        assert found["header"] == f"sha256:{hashlib.sha256(header(source / shard(n, 3))).hexdigest()}"
+
+
+def test_shards_that_become_one_file_are_named_together(tmp_path: Path) -> None:
+    source, out = sharded(tmp_path / "source", layers(2)), tmp_path / "one.safetensors"
+    precconv.convert(source, to="bf16", output=out)
+    lines = "".join(f"sha256:{hashlib.sha256(header(source / shard(n, 2))).hexdigest()}\n" for n in (1, 2))
+    assert record(out)["source"] == {
+        "bytes": sum((source / shard(n, 2)).stat().st_size for n in (1, 2)),
+        "header": f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}",
+    }
+
+
+def test_without_it_the_output_is_what_the_library_writes(source: Path, tmp_path: Path) -> None:
+    out, theirs = tmp_path / "out.safetensors", tmp_path / "theirs.safetensors"
+    assert run(source, "--to", "bf16", "--no-provenance", "-o", out).exit_code == 0
+    assert metadata(out) == {"format": "pt"}
+    save_file({n: x.bfloat16() for n, x in load_file(source).items()}, theirs, metadata={"format": "pt"})
+    assert out.read_bytes() == theirs.read_bytes()
+
+
+def test_what_a_source_says_of_how_it_was_made_is_not_said_of_what_is_made_of_it(source: Path, tmp_path: Path) -> None:
+    first, second, bare = (tmp_path / f"{n}.safetensors" for n in ("first", "second", "bare"))
+    precconv.convert(source, to="bf16", output=first)
+    precconv.convert(first, to="fp32", output=second)
+    assert record(second)["options"] == {"to": "fp32"}
+    assert record(second)["source"]["bytes"] == first.stat().st_size
+    precconv.convert(first, to="fp32", output=bare, provenance=False)
+    assert KEY not in metadata(bare)
+    assert precconv.verify(second, against=first).proven
+    assert precconv.verify(bare, against=first).proven
+
+
+def test_a_directory_of_any_format_has_it_where_its_files_have_a_place_for_it(tmp_path: Path) -> None:
+    source = single(tmp_path / "source", {"w": weight(1)})
+    precconv.convert(source, to="bf16", output=tmp_path / "pt", format="pt")
+    assert sorted(files(tmp_path / "pt")) == ["config.json", "pytorch_model.bin"]
+    precconv.convert(tmp_path / "pt", to="fp16", output=tmp_path / "st", format="safetensors")
+    assert record(tmp_path / "st" / "model.safetensors")["options"] == {"to": "fp16", "format": "safetensors"}
+    assert precconv.verify(tmp_path / "st", against=tmp_path / "pt").proven
+    assert precconv.verify(tmp_path / "pt", against=source, to="bf16").proven
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_torch_source_is_told_from_another_of_its_size(tmp_path: Path, zipped: bool) -> None:
+    digests: list[str] = []
+    for seed in (1, 2, 1):
+        path = tmp_path / f"{len(digests)}.pt"
+        torch.save({"w": weight(seed, (9, 9))}, path, _use_new_zipfile_serialization=zipped)
+        if zipped:  # of one name, so that the archive's folder is one too
+            path = path.rename(tmp_path / "m.pt")
+            torch.save({"w": weight(seed, (9, 9))}, path)
+        out = tmp_path / f"{len(digests)}.safetensors"
+        precconv.convert(path, to="bf16", output=out)
+        digests.append(record(out)["source"]["header"])
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]
+
+
+def test_an_unreadable_record_is_none() -> None:
+    good = Record({"to": "bf16"}, 1, "sha256:0", "1")
+    assert read_record({KEY: good.text()}) == good
+    for text in ("", "{", "[]", "7", "null", '{"options":{}}', good.text().replace('"bf16"}', '"bf16"')):
+        assert read_record({KEY: text}) is None
+    assert read_record({}) is None
+
+
+def test_the_record_can_be_seen(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    precconv.convert(source, to="bf16", output=out)
+    assert f"metadata {KEY}: " in run("inspect", out).stdout
