@@ -345,12 +345,19 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Pl
         return made
     metadata = {**made.metadata}
     metadata.setdefault("format", "pt")  # what transformers asks of every file it loads
-    metadata.pop(KEY, None)  # of what the source was made from
-    if request.provenance:
-        metadata[KEY] = _record(found, request).text()
+    if not _is_copy(made, found, fmt):
+        metadata.pop(KEY, None)  # of what the source was made from
+        if request.provenance:
+            metadata[KEY] = _record(found, request).text()
     if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
+
+
+def _is_copy(made: Plan, found: Checkpoint, fmt: Format) -> bool:
+    """Whether an output has the source's tensors as they are: what made those still holds."""
+    same = fmt is found.format and not found.source.is_part and not made.dropped
+    return same and all(to is src.dtype for src, to, _ in made.items)
 
 
 def _record(found: Checkpoint, request: Request) -> Record:

@@ -281,6 +281,8 @@ def proof(found: Proof, *, top: int) -> str:
         lines.append(f"  and {len(found.mismatches) - top:,} more")
     if found.mismatches and all(m.file and m.kind in ("file", "unexpected") and not m.tensor for m in found.mismatches):
         lines.append(f"hint: the weights are proven; what does not matter can be left out (--ignore '{_files(found)}')")
+    elif found.mismatches and found.options_from == "dtypes":
+        lines.append("hint: it does not say how it was made: give the options of its conversion, or --report")
     return "\n".join([*lines, *(f"note: {printable(note)}" for note in found.notes)])
 
 

@@ -21,6 +21,7 @@ from precconv._version import __version__
 from precconv.api import convert as run_convert
 from precconv.cli.options import PUSH_NAMES, REPO_NAMES
 from precconv.fileio import PartFile
+from precconv.provenance import KEY
 
 from .samples import write_checkpoint
 
@@ -131,6 +132,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
     checks = "--on-overflow clamp --on-nonfinite error --max-underflow 0.5 --rounding stochastic --seed 3 --verify full"
     more = "--lossless-only --workers 1 --report r.json --html p.html --durable --force --keep ids"
     repo = "--component unet=fp16,vae=keep --component x=fp32 --shard-size 5GB --variant a --from-variant b --copy-all"
+    more += " --no-provenance"
     push = "--push me/x --private --branch b --pr --low-disk --engine ray --address auto"
     assert run(*f"{args} {policy} {checks} {more} {repo} {push}".split()).exit_code == 0
     rules = seen.pop("rule")
@@ -159,6 +161,7 @@ def test_every_option_reaches_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         "variant": "a",
         "from_variant": "b",
         "copy_all": True,
+        "provenance": False,
         "push": "me/x",
         "private": True,
         "branch": "b",
@@ -261,6 +264,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here: Path) -> None:
     assert out.splitlines()[-1] == "  1 tensor dropped: ids"
     data = json.loads(outcome("model.safetensors", "--to", "fp16", "--dry-run", "--json", "-q")[1])
     assert [t["to"] for t in data["tensors"]] == ["fp16", "fp32", "int64"]
+    assert json.loads(data["metadata"].pop(KEY))["options"] == {"to": "fp16"}
     assert data["metadata"] == {"made by": "hand", "format": "pt"}
     assert sorted(here.iterdir()) == before
 

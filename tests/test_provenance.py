@@ -19,7 +19,7 @@ from precconv.provenance import KEY, Record, read_record
 from precconv.request import request_of
 
 from .command import run
-from .repos import files, layers, record, shard, sharded, single, weight
+from .repos import files, layers, pipeline, record, shard, sharded, single, weight
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -149,16 +149,37 @@ def test_a_directory_of_any_format_has_it_where_its_files_have_a_place_for_it(tm
     assert precconv.verify(tmp_path / "pt", against=source, to="bf16").proven
 
 
+def test_what_is_not_changed_is_not_said_to_be_made_anew(source: Path, tmp_path: Path) -> None:
+    """A file of which no tensor changes stays the same file, whatever it says of what made it."""
+    once, twice, same = (tmp_path / f"{n}.safetensors" for n in ("once", "twice", "same"))
+    precconv.convert(source, to="bf16", output=once)
+    precconv.convert(once, to="bf16", output=twice)
+    assert twice.read_bytes() == once.read_bytes()
+    assert precconv.verify(twice, against=source).proven
+    assert precconv.verify(twice, against=once).proven
+    precconv.convert(source, to="fp32", output=same)
+    assert same.read_bytes() == source.read_bytes()
+
+
+def test_a_component_that_is_kept_is_the_same_file(tmp_path: Path) -> None:
+    source = pipeline(tmp_path / "source", unet={"u": weight(1)}, vae={"v": weight(2)})
+    save_file({"v": weight(2)}, next((source / "vae").glob("*.safetensors")), metadata={"format": "pt"})
+    precconv.convert(source, to="bf16", output=tmp_path / "out", component=["vae=keep"])
+    kept = {n: data for n, data in files(tmp_path / "out").items() if n.startswith("vae/")}
+    assert kept == {n: data for n, data in files(source).items() if n.startswith("vae/")}
+    assert precconv.verify(tmp_path / "out", against=source).proven
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_torch_source_is_told_from_another_of_its_size(tmp_path: Path, zipped: bool) -> None:
     digests: list[str] = []
-    for seed in (1, 2, 1):
-        path = tmp_path / f"{len(digests)}.pt"
+    for name, seed in (("a", 1), ("b", 2), ("c", 1)):
+        path = tmp_path / name / "m.pt"
+        path.parent.mkdir()
         torch.save({"w": weight(seed, (9, 9))}, path, _use_new_zipfile_serialization=zipped)
-        if zipped:  # of one name, so that the archive's folder is one too
-            path = path.rename(tmp_path / "m.pt")
-            torch.save({"w": weight(seed, (9, 9))}, path)
-        out = tmp_path / f"{len(digests)}.safetensors"
+        if name == "c":
+            shutil.copy(tmp_path / "a" / "m.pt", path)  # the older form has addresses of the memory in it
+        out = tmp_path / f"{name}.safetensors"
         precconv.convert(path, to="bf16", output=out)
         digests.append(record(out)["source"]["header"])
     assert digests[0] != digests[1]

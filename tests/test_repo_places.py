@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import precconv
+from precconv import paths
 
 from . import command
 from .processes import posix, tree
@@ -289,8 +290,6 @@ def test_a_file_of_the_source_that_may_not_be_read_is_named(root: Path, name: st
 
 
 def test_space_is_asked_for_the_whole_before_anything_is_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     (root / "tokenizer.json").write_bytes(b" " * 10_000)
     need = 10_000 + sum((root / name).stat().st_size for name in ("config.json",))
     precconv.convert(root, to="bf16")
@@ -298,7 +297,7 @@ def test_space_is_asked_for_the_whole_before_anything_is_written(root: Path, mon
     shutil.rmtree(root.with_name("m-bf16"))
     before = tree(root.parent)
     free = need - 1
-    monkeypatch.setattr(sys.modules["precconv.convert"], "free_bytes", lambda _directory: free)
+    monkeypatch.setattr(paths, "free_bytes", lambda _directory: free)
     with pytest.raises(precconv.OutputError, match=f"m-bf16: needs {need} bytes, the disk has {free} free"):
         precconv.convert(root, to="bf16")
     assert tree(root.parent) == before

@@ -25,6 +25,7 @@ from precconv.dtypes import CASTABLE, DTYPES, DType, by_code
 from precconv.fileio import InputFile
 from precconv.formats import Layout, Source
 from precconv.formats import safetensors as fmt
+from precconv.provenance import KEY
 from precconv.tensors import TensorInfo
 
 from .processes import assert_refused, posix, run, tree
@@ -420,8 +421,9 @@ def test_a_file_of_the_library_becomes_byte_for_byte_what_the_library_would_writ
     }
     save_file({n: t.to(target) if n in cast_names else t for n, t in state.items()}, wanted, metadata={"format": "pt"})
     precconv.convert(
-        scratch, to=to, output=out, norms="cast", mixed="cast", preset="none", workers=1, force=True, verify="full"
-    )
+        scratch, to=to, output=out, norms="cast", mixed="cast", preset="none", provenance=False, workers=1, force=True,
+        verify="full",
+    )  # fmt: skip
     assert out.read_bytes() == wanted.read_bytes()
 
 
@@ -446,6 +448,7 @@ def test_an_order_of_the_sources_own_is_kept_and_its_metadata_stays_first_and_ve
     precconv.convert(source, to="bf16", output=out, workers=1)
     assert source_order(out) == ["__metadata__", "z.weight", "ids", "a.weight"]
     found = json.loads(header_text(out))
+    assert found["__metadata__"].popitem()[0] == KEY
     assert list(found["__metadata__"].items()) == [*metadata.items(), ("format", "pt")]
     library = library_view(out)
     assert library is not None
@@ -455,13 +458,13 @@ def test_an_order_of_the_sources_own_is_kept_and_its_metadata_stays_first_and_ve
 def test_metadata_that_states_a_format_is_not_changed(tmp_path: Path) -> None:
     source, out = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
     source.write_bytes(build.file_of([("w", "F32", (1,), build.f32(1))], {"format": "np", "a": "b"}))
-    precconv.convert(source, to="fp16", output=out, workers=1)
+    precconv.convert(source, to="fp16", output=out, workers=1, provenance=False)
     assert json.loads(header_text(out))["__metadata__"] == {"format": "np", "a": "b"}
 
 
 def test_an_order_that_would_misalign_a_tensor_gives_way_to_the_librarys(tmp_path: Path) -> None:
     source, out = make.ROOT / "good/misaligned.safetensors", tmp_path / "out.safetensors"
-    precconv.convert(source, to="bf16", output=out, workers=1)
+    precconv.convert(source, to="bf16", output=out, workers=1, provenance=False)
     assert source_order(out) == ["__metadata__", "d", "w", "mask"]
     reference = tmp_path / "reference.safetensors"
     state = {n: t.bfloat16() if t.is_floating_point() else t for n, t in load_file(source).items()}
