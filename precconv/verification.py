@@ -23,6 +23,7 @@ from .dtypes import TARGETS, DType
 from .errors import InputError, PrecconvError, UsageError, VerificationError
 from .fileio import InputFile
 from .formats import Format, detect, format_for_suffix, open_reader
+from .hub.refs import parse_ref
 from .outputs import FormatChoice, output_format
 from .paths import exists, is_directory, reason
 from .plan import Plan
@@ -129,7 +130,8 @@ def _verify(
     request = replace(
         request_of(**options, workers=workers), provenance=said.has_record, version=said.version or __version__
     )
-    held = _held(place, against, request, Progress(0, progress), [*ignore, *(_OF_THE_HUB if is_fetched else ())])
+    ignored = [*ignore, *(_OF_THE_HUB if is_fetched else ()), *(["*"] if _is_beside(output, against, request) else [])]
+    held = _held(place, against, request, Progress(0, progress), ignored)
     is_other = said.version not in (None, __version__)
     return Proof(
         output=os.fspath(output),
@@ -144,6 +146,13 @@ def _verify(
         compared_bytes=held.nbytes,
         seconds=time.perf_counter() - started,
     )
+
+
+def _is_beside(output: StrPath, against: StrPath, request: Request) -> bool:
+    """Whether a variant was published in its source's own repo, where all other files are the source's."""
+    places = [parse_ref(path) for path in (output, against)]
+    repos = {None if ref is None else ref.repo for ref in places}
+    return request.variant is not None and len(repos) == 1 and None not in repos
 
 
 # What it should have been made with

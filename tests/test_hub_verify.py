@@ -90,6 +90,19 @@ def test_every_way_to_publish_writes_the_record_and_is_proven(
     assert proof.code == 0, proof.stdout + proof.stderr
 
 
+@pytest.mark.usefixtures("source")
+def test_a_variant_in_its_sources_own_repo_is_proven_beside_the_source(here: Work) -> None:
+    token = here.hub.tokens.write
+    here.hub.create("tester/own", published(here.hub, REPO))
+    here.ok("convert", "tester/own", "--to", "bf16", "--variant", "bf16", "--push", "tester/own", token=token)
+    here.ok("verify", "tester/own", "--against", "tester/own", token=token)
+    index = "model.safetensors.index.bf16.json"
+    other = {**published(here.hub, "tester/own"), index: b"{}"}
+    here.hub.create("tester/changed", other)
+    done = here("verify", "tester/changed", "--against", "tester/changed", "--json", token=token)
+    assert [m["file"] for m in json.loads(done.stdout)["mismatches"]] == [index]
+
+
 def test_what_is_not_there_is_said_in_one_sentence(here: Work, source: Path) -> None:
     here.refused(5, "verify", "acme/nosuch", "--against", REPO)
     precconv.convert(source, to="bf16", output=here.path / "out")

@@ -26,9 +26,10 @@ from .plans import ModelPlan, Output
 from .shards import index_json
 from .stage import Stage
 
-__all__ = ["copied_bytes", "fingerprint", "model_card", "output_names", "small_files", "write_files"]
+__all__ = ["INDEX", "copied_bytes", "fingerprint", "model_card", "output_names", "small_files", "write_files"]
 
 README = "README.md"
+INDEX = "index"  #: why a file is there
 #: What transformers, timm and diffusers call the weights that ``config.json`` is about.
 _CONFIGURED = ("model", "diffusion_pytorch_model")
 
@@ -135,7 +136,7 @@ def small_files(
             yield Small(path, None)
     for made in plans:
         if made.index is not None:
-            yield Small(made.index, _index(made, outcomes).encode(), "index")
+            yield Small(made.index, _index(made, outcomes).encode(), INDEX)
     for path, data in configs.items():
         yield Small(path, data, "dtype", root / path)
     if readme is not None:

@@ -16,7 +16,7 @@ from ..proving import Proven, named_as, prove_file
 from ..request import Request
 from ..runs import Progress
 from .convert import as_one
-from .files import Small, model_card, small_files
+from .files import INDEX, Small, model_card, small_files
 from .listing import list_directory
 from .models import Models, open_models
 from .plans import ModelPlan, Output, plan_models
@@ -45,7 +45,7 @@ def prove_files(
 ) -> Held:
     """Hold the directory ``root`` against what the request makes of a model's files.
 
-    ``ignored``: whether a file of it, by its relative name, does not matter.
+    ``ignored``: whether a file of it, by its relative name, does not matter; weights and their indexes do.
     """
     with open_models(files, request) as models:
         plans = plan_models(models, request, progress)
@@ -63,7 +63,7 @@ def prove_files(
         plan = plan_of_all(models, plans, request, outcomes)
         for small in small_files(models, plans, outcomes, model_card(models, plan, request)):
             names.add(small.path)
-            if not ignored(small.path):
+            if small.why == INDEX or not ignored(small.path):
                 mismatch, size = _small(models, root, small)
                 found += [] if mismatch is None else [mismatch]
                 nbytes += size
