@@ -219,6 +219,7 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: Writable, p
         clamp=request.limits.on_overflow == "clamp",
         draws=draws_for(request, task.found, task.plan),
         norms=request.is_reported,
+        exponents=request.html is not None,
         stop_at_overflow=request.limits.on_overflow == "error",
         workers=request.workers,
         progress=progress,

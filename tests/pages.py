@@ -12,8 +12,9 @@ from html.parser import HTMLParser
 from typing import Any
 
 from precconv.dtypes import BF16, FP16, FP32, TARGETS
+from precconv.exponents import Exponents
 from precconv.html import page
-from precconv.measures import Dyadic, Exponents, Loss, Measure
+from precconv.measures import Dyadic, Loss, Measure
 from precconv.plan import Item
 from precconv.scan import Scan, TensorScan
 from precconv.tensors import TensorInfo

@@ -62,22 +62,27 @@ const value = (id, head, read, numeric, cell, more) =>
   ({ id, head, value: read, numeric, cell: cell || ((i) => String(read(i) ?? "")), ...more });
 const dims = (shape) => `[${(shape || []).join(", ")}]`;
 
+/** A column of drawings of the tensors' exponents, all over one axis. */
+function histogram(data) {
+  const found = data.tensors.exponents || {};
+  const [first, counts] = [reader(found.first), reader(found.counts)];
+  const axis = { ...data.heat.axis, fp16: data.heat.ranges.fp16 };
+  return { id: "histogram", head: "values by size", cell: (i) => spark(counts(i) && { first: first(i), counts: counts(i) }, axis) };
+}
+
 /** What the table needs of a scan's tensors. */
 function scanModel(data) {
   const t = data.tensors;
   const read = Object.fromEntries(["name", "file", "dtype", "shape", "bytes", "n", "nan", "inf", "zero", "subnormal",
     "min_abs", "max_abs"].map((key) => [key, reader(t[key])]));
-  const exponents = { first: reader(t.exponents && t.exponents.first), counts: reader(t.exponents && t.exponents.counts) };
-  const axis = { ...data.heat.axis, fp16: data.heat.ranges.fp16 };
   const casts = Object.keys(t.casts || {});
   const asked = data.result.targets.filter((to) => casts.includes(to));
   const names = [...asked, ...casts.filter((to) => !asked.includes(to))];
   const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to)]));
-  const shape = (i) => (read.n(i) === null ? null : exponents.counts(i) && { first: exponents.first(i), counts: exponents.counts(i) });
   const several = new Set(data.result.files || []).size > 1 || !Array.isArray(t.file) && t.file && t.file.table.length > 1;
   const columns = (to) => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
-    { id: "histogram", head: "values by size", cell: (i) => spark(shape(i), axis) },
+    histogram(data),
     ...(by[to] ? by[to].columns(read.dtype) : [value("dtype", "dtype", read.dtype)]),
     value("min", "least |x|", read.min_abs, true, (i) => number(read.min_abs(i))),
     value("max", "largest |x|", read.max_abs, true, (i) => number(read.max_abs(i))),
@@ -169,6 +174,7 @@ function conversionModel(data) {
     : ["overflow", "nan", "inf"].includes(key) && read[key](i) > 0);
   const columns = () => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
+    ...(data.heat.rows.some((row) => row.read) ? [histogram(data)] : []),
     value("to", "dtype", (i) => (cast(i) ? `${read.from(i)} → ${read.to(i)}` : `${read.to(i)}, kept`)),
     ...numbers.map(([key, head]) => value(key, head, read[key], true, (i) => count(read[key](i)), { flag: (i) => flagged(key, i) })),
     value("max", "largest |x|", read.max_abs, true, (i) => number(read.max_abs(i))),
@@ -182,5 +188,5 @@ function conversionModel(data) {
   const filters = () => [["all tensors", null], ["with a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
     ["with values that became 0", (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: [], of: [] };
+  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of };
 }
