@@ -227,7 +227,12 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: Writable, p
 
 
 def _whole(item: Item, stats: Stats) -> Stats:
-    """Statistics of all elements: chunks in which there was nothing to say have not been counted."""
+    """Statistics of all elements: chunks in which there was nothing to say have not been counted.
+
+    What was seen of memory that a torch checkpoint's tensors share is no histogram of one that shows part of it.
+    """
+    if stats.exponents is not None and stats.n != item.src.numel:
+        stats = replace(stats, exponents=None)
     return Stats(n=item.src.numel - stats.n) + stats
 
 

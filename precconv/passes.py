@@ -57,7 +57,7 @@ def write_pass(
     """Fill ``places`` of the output, and write what the layout starts with.
 
     ``clamp``: finite values that do not fit become the largest that does.  ``draws``: for stochastic rounding.
-    ``norms``: measure sizes and errors.  ``exponents``: count the source's binary exponents.
+    ``norms``: measure sizes and errors.  ``exponents``: besides, count the source's binary exponents.
     ``stop_at_overflow``: once a value does not fit, write no more, but read on to find all that do not.
     """
     from . import cast, spectrum

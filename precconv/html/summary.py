@@ -54,19 +54,23 @@ def _exponents(tensor: TensorReport) -> Exponents | None:
 
 def _heat(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> dict[str, Any]:
     heat = heat_map([t.name for t in infos], seen)
-    return {**heat, "unread": _unread(infos, [t for t, e in zip(infos, seen, strict=True) if e is None])}
+    return {**heat, "unread": _unread(infos, seen)}
 
 
-def _unread(infos: Sequence[TensorInfo], unread: Sequence[TensorInfo]) -> list[str]:
+def _unread(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> list[str]:
     """What the map does not show, a sentence each."""
-    unseen = sum(t.dtype.is_castable for t in unread)
-    others = [t.dtype.name for t in unread if not t.dtype.is_castable]
-    said = []
-    if unseen:
-        said.append(f"The values of {unseen:,} of {_tensors(len(infos))} were not looked at.")
+    said, total = [], _tensors(len(infos))
+    floats = [e for t, e in zip(infos, seen, strict=True) if t.dtype.is_castable]
+    unseen = sum(e is None for e in floats)
+    others = [t.dtype.name for t in infos if not t.dtype.is_castable]
+    if unseen and any(e is not None and e.counts for e in floats):
+        why = "they share memory with others, and show part of it"
+        said.append(f"The values of {unseen:,} of {total} were not looked at by themselves: {why}.")
+    elif unseen:
+        said.append(f"The values of {unseen:,} of {total} were not looked at.")
     if others:
         types = ", ".join(dict.fromkeys(others))
-        said.append(f"{len(others):,} of {_tensors(len(infos))} hold what no cast changes ({types}): not looked at.")
+        said.append(f"{len(others):,} of {total} hold what no cast changes ({types}): not looked at.")
     return said
 
 
@@ -79,6 +83,8 @@ def _risk(row: dict[str, Any], named: set[str]) -> tuple[Any, ...]:
 
 
 def _outcome(done: Report) -> str:
+    if done.published is not None and done.published["already"]:
+        return f"published already: {done.output}; nothing was read, nothing was written"
     if done.output is None:
         return "not written: a check refused it, the output path is as it was"
     return f"written: {done.output}"
