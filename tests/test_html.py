@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from precconv.html.document import MARK
 from precconv.html.layers import MOST_ROWS, grouped, heat_map, span
 
 from .command import run
-from .pages import HOSTILE, Page, data_of, expert_names, large_page, scan_of, tensor_rows
+from .pages import HOSTILE, Page, data_of, expert_names, large_page, report_of, scan_of, tensor_rows
 from .samples import write_checkpoint
 from .test_scan import every_kind
 
@@ -77,6 +78,8 @@ def test_a_page_has_all_numbers_of_a_conversion_those_with_findings_first(tmp_pa
     named = {f.tensor for f in done.findings}
     assert named
     assert {row["name"] for row in rows[: len(named)]} == named
+    overflowing = {f.tensor for f in done.findings if f.check == "overflow"}
+    assert {row["name"] for row in rows[: len(overflowing)]} == overflowing, "it is why they have another dtype"
 
 
 def test_a_refused_conversion_says_that_nothing_was_written(tmp_path: Path) -> None:
@@ -153,9 +156,11 @@ def test_only_the_style_and_the_script_of_the_package_may_run(kind: str, tmp_pat
         assert rules[directive] == f"'sha256-{digest}'"
 
 
-def test_no_word_of_a_file_is_in_the_markup() -> None:
-    plain = page(scan_of(["a.b", "c.d"]))
-    hostile = page(scan_of(HOSTILE, source="</script><script>alert(1)</script>"))
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_no_word_of_a_file_is_in_the_markup(kind: str) -> None:
+    source = "</script><script>alert(1)</script>"
+    plain = page(scan_of(["a.b", "c.d"]) if kind == "scan" else report_of(["a.b", "c.d"]))
+    hostile = page(scan_of(HOSTILE, source=source) if kind == "scan" else replace(report_of(HOSTILE), source=source))
     frame = re.compile(r'(<script type="application/octet-stream" id="data">)[A-Za-z0-9+/=]*(</script>)')
     assert frame.sub(r"\1\2", hostile) == frame.sub(r"\1\2", plain)
     assert data_of(hostile)["result"]["source"] == "</script><script>alert(1)</script>"
@@ -176,8 +181,9 @@ def test_the_same_scan_gives_the_same_page() -> None:
     assert page(scan_of(["a.b", "c"])) == page(scan_of(["a.b", "c"]))
 
 
-def test_a_page_of_100_000_tensors_is_smaller_than_15_mb() -> None:
-    text = large_page()
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_a_page_of_100_000_tensors_is_smaller_than_15_mb(kind: str) -> None:
+    text = large_page(kind)
     assert len(text) < 15_000_000
     heat = data_of(text)["heat"]
     assert len(heat["rows"]) == 61

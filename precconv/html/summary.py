@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..exponents import Exponents
@@ -38,7 +38,9 @@ def conversion_data(done: Report) -> dict[str, Any]:
         if exponents is not None:
             row["exponents"] = counts(exponents)
     heat = _heat([i.src for i in done.plan.items], seen)
-    named = {f.tensor for f in done.findings}
+    named: dict[str, tuple[bool, bool]] = {}
+    for f in done.findings:
+        named[f.tensor] = max(named.get(f.tensor, (False, False)), (f.level == "error", f.check == "overflow"))
     order = sorted(range(len(rows)), key=lambda n: _risk(rows[n], named), reverse=True)
     heat["of"] = [heat["of"][n] for n in order]
     tensors = columns([rows[n] for n in order])
@@ -78,8 +80,11 @@ def _tensors(n: int) -> str:
     return f"{n:,} tensor{'' if n == 1 else 's'}"
 
 
-def _risk(row: dict[str, Any], named: set[str]) -> tuple[Any, ...]:
-    return row["name"] in named, row["overflow"], row["underflow"], row.get("relative_rms_error") or 0.0
+def _risk(row: dict[str, Any], named: Mapping[str, tuple[bool, bool]]) -> tuple[Any, ...]:
+    """Errors first, then what overflowed: what got another dtype for that loses nothing any more."""
+    found = named.get(row["name"])
+    numbers = (row["overflow"], row["underflow"], row.get("relative_rms_error") or 0.0)
+    return found is not None, *(found or (False, False)), *numbers
 
 
 def _outcome(done: Report) -> str:

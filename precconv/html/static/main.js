@@ -43,7 +43,10 @@ function showConversion(data, main) {
 /** The map and the table, which shows the tensors of the row that is chosen in the map. */
 function mapAndTable(heat, model) {
   const unread = heat.unread.length ? el("p", { class: "lead" }, heat.unread.join(" ")) : "";
-  if (!heat.rows.some((row) => row.read)) return { map: [unread], rows: tensorTable(model, () => {}).nodes };
+  if (!isDrawn(heat)) {
+    const nothing = el("p", { class: "lead" }, "There is nothing to draw: no value was read but zeros, NaN and Inf.");
+    return { map: [unread || nothing], rows: tensorTable(model, () => {}).nodes };
+  }
   let chosen = null;
   const map = heatMap(heat, (row) => {
     chosen = row === chosen ? null : row;
