@@ -124,7 +124,7 @@ function legend() {
   return el("div", { class: "legend" },
     el("span", { class: "ramp" }, "1 in a million", ramp, "all of a row"),
     el("span", {}, "lines: where a type's normal range begins and ends; dashed: its smallest subnormal"),
-    el("span", { id: "map-keys" }, "Arrow keys move; Enter shows a row's tensors below."));
+    el("span", { id: "map-keys" }, "Arrow keys move; Enter, a click or a tap shows a row's tensors below."));
 }
 
 /** What the map shows, in words and numbers. */
