@@ -34,9 +34,9 @@ from .errors import UnknownFormatError as UnknownFormatError
 from .errors import UsageError as UsageError
 from .errors import VerificationError as VerificationError
 from .errors import WorkerError as WorkerError
+from .exponents import Exponents as Exponents
 from .inspection import Inspection as Inspection
 from .live import cast_state_dict as cast_state_dict
-from .measures import Exponents as Exponents
 from .measures import Loss as Loss
 from .measures import Measure as Measure
 from .plan import Item as Item

@@ -164,7 +164,8 @@ def convert(
     ``durable``: wait until the output is on the disk before it gets its name.
     ``report``: a file for the report as JSON, written also when a check or the verification refuses; every tensor's
     sizes and errors are then measured, which takes longer.
-    ``html``: the same as a page for a browser.
+    ``html``: the same as a page for a browser; how large the source's values are is then counted too, which takes a
+    little longer again.
     ``progress``: called in this thread with (done, total) bytes of the source.
 
     Raises InputError, OutputError, UsageError (also RuleError), HubError, NumericError or VerificationError; the last

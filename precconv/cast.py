@@ -245,7 +245,7 @@ class Lane:
         self._raw_views = [memoryview(m) for m in self._raw]
         self._views_of: _Views | None = None
         self._in, self._out = (torch.frombuffer(m, dtype=torch.uint8) for m in self._raw)
-        self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        self._scratch = [torch.empty(n * size, dtype=torch.uint8) for n in (1, 2)]  # errors of 16-bit chunks are FP32
         self._rounder = Rounder()
 
     def source(self, nbytes: int) -> memoryview:

@@ -219,6 +219,7 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: Writable, p
         clamp=request.limits.on_overflow == "clamp",
         draws=draws_for(request, task.found, task.plan),
         norms=request.is_reported,
+        exponents=request.html is not None,
         stop_at_overflow=request.limits.on_overflow == "error",
         workers=request.workers,
         progress=progress,
@@ -226,7 +227,12 @@ def _pass(task: Task, layout: Layout, places: Sequence[Place], part: Writable, p
 
 
 def _whole(item: Item, stats: Stats) -> Stats:
-    """Statistics of all elements: chunks in which there was nothing to say have not been counted."""
+    """Statistics of all elements: chunks in which there was nothing to say have not been counted.
+
+    What was seen of memory that a torch checkpoint's tensors share is no histogram of one that shows part of it.
+    """
+    if stats.exponents is not None and stats.n != item.src.numel:
+        stats = replace(stats, exponents=None)
     return Stats(n=item.src.numel - stats.n) + stats
 
 

@@ -6,15 +6,15 @@ Adding is exact, so it is associative: in which pieces and in which order a tens
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import zip_longest
 from operator import add
 
 from .dtypes import TARGETS, DType
+from .exponents import Exponents
 
-__all__ = ["Dyadic", "Exponents", "Loss", "Measure", "holders", "total"]
+__all__ = ["Dyadic", "Loss", "Measure", "holders", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +53,6 @@ def _normal(mantissa: int, exponent: int) -> Dyadic:
 
 
 _ZERO = Dyadic()
-
-
-@dataclass(frozen=True, slots=True)
-class Exponents:
-    """How many values have which binary exponent: 1.0 has 0, and so has what is below 2.  No zeros at either end."""
-
-    first: int = 0
-    counts: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, counts: Mapping[int, int]) -> Exponents:
-        """From counts by exponent."""
-        used = [e for e, n in counts.items() if n]
-        if not used:
-            return _NONE
-        return cls(min(used), tuple(counts.get(e, 0) for e in range(min(used), max(used) + 1)))
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(exponent, values), the smallest first."""
-        return enumerate(self.counts, self.first)
-
-    def __add__(self, other: Exponents) -> Exponents:
-        if not other.counts:
-            return self
-        if not self.counts:
-            return other
-        first = min(self.first, other.first)
-        rows = [(0,) * (e.first - first) + e.counts for e in (self, other)]
-        return Exponents(first, tuple(map(sum, zip_longest(*rows, fillvalue=0))))
-
-    def below(self, exponent: int) -> int:
-        """How many values are smaller than ``2 ** exponent``."""
-        return sum(self.counts[: max(exponent - self.first, 0)])
-
-
-_NONE = Exponents()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +99,7 @@ class Loss:
 
 
 _LOSSLESS = (Loss(),) * len(TARGETS)
+_NONE = Exponents()
 
 
 @dataclass(frozen=True, slots=True)

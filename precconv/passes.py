@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .bulk import collector_paused
 from .draws import Draws
@@ -14,6 +14,9 @@ from .fileio import SourceFile
 from .formats import Layout, Place
 from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from .spectrum import Scanner
 
 __all__ = ["Seen", "Writable", "write_pass"]
 
@@ -46,6 +49,7 @@ def write_pass(
     clamp: bool,
     draws: Draws | None = None,
     norms: bool,
+    exponents: bool = False,
     stop_at_overflow: bool,
     workers: int,
     progress: Progress,
@@ -53,16 +57,17 @@ def write_pass(
     """Fill ``places`` of the output, and write what the layout starts with.
 
     ``clamp``: finite values that do not fit become the largest that does.  ``draws``: for stochastic rounding.
-    ``norms``: measure sizes and errors.
+    ``norms``: measure sizes and errors.  ``exponents``: besides, count the source's binary exponents.
     ``stop_at_overflow``: once a value does not fit, write no more, but read on to find all that do not.
     """
-    from . import cast
+    from . import cast, spectrum
 
     seen, lock = Seen(), Lock()
     writes = True
 
     def start() -> Callable[[Chunk], None]:
         lane, reader = cast.Lane(CHUNK_BYTES), RunReader(source)
+        scanner = spectrum.Scanner() if exponents else None
 
         def look(chunk: Chunk) -> memoryview:
             nonlocal writes
@@ -70,6 +75,8 @@ def write_pass(
             p = cast.pair(run.src, run.dst)
             data = lane.cast(p, n, draws.of(run.parts(chunk.start, n)) if draws is not None and p.narrows else ())
             found = lane.survey(p, n, run.segments(chunk.start, n), clamp=clamp, norms=norms)
+            if scanner is not None:
+                found += _exponents(scanner, chunk, lane.source(chunk.src_bytes))
             if found:
                 with lock:
                     for key, stats in found:
@@ -79,9 +86,7 @@ def write_pass(
 
         def step(chunk: Chunk) -> None:
             data = lane.source(chunk.src_bytes)
-            reader.read(chunk, data)
-            if chunk.run.shown is not None:
-                cast.blank(data, chunk.run.src_size, chunk.run.shown(chunk.start, chunk.elements))
+            _read(reader, chunk, data)
             if chunk.run.is_cast:
                 data = look(chunk)
             if writes:
@@ -92,9 +97,7 @@ def write_pass(
 
         return step
 
-    part.preallocate(layout.size)
-    for offset, data in layout.start:
-        part.write(memoryview(data), offset)
+    _begin(part, layout)
     source.advise_sequential()
     with collector_paused():
         runs = make_runs(places)
@@ -102,6 +105,27 @@ def write_pass(
         for_each(all_chunks(runs), start, workers=workers, tick=progress.show)
     _share(seen.stats, places)
     return seen
+
+
+def _begin(part: Writable, layout: Layout) -> None:
+    part.preallocate(layout.size)
+    for offset, data in layout.start:
+        part.write(memoryview(data), offset)
+
+
+def _read(reader: RunReader, chunk: Chunk, data: memoryview) -> None:
+    from . import cast
+
+    reader.read(chunk, data)
+    if chunk.run.shown is not None:
+        cast.blank(data, chunk.run.src_size, chunk.run.shown(chunk.start, chunk.elements))
+
+
+def _exponents(scanner: Scanner, chunk: Chunk, data: memoryview) -> Iterator[tuple[int, Stats]]:
+    """The histograms of the tensors in a chunk of the source."""
+    run = chunk.run
+    for key, first, end in run.segments(chunk.start, chunk.elements):
+        yield key, Stats(exponents=scanner.exponents(data[first * run.src_size : end * run.src_size], run.src))
 
 
 def _share(stats: dict[int, Stats], places: Sequence[Place]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .dtypes import FP16, DType
-from .measures import Exponents
+from .exponents import Exponents
 from .scan import Scan, TensorScan
 from .text import count, printable, shape, size, table
 

@@ -8,12 +8,14 @@ from block to block: since blocks are cut from a tensor's first element on, no r
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from .cast import cast_into, count_ones, pair
 from .dtypes import FP32, FP64, TARGETS, DType
-from .measures import Dyadic, Exponents, Loss, Measure
+from .exponents import Exponents
+from .measures import Dyadic, Loss, Measure
 
 __all__ = ["BLOCK", "Scanner"]
 
@@ -48,6 +50,19 @@ def _row_norms(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.linalg.vector_norm(x[: rows * _ROW].view(rows, _ROW), dim=1), x[rows * _ROW :]])
 
 
+class _Magnitudes(NamedTuple):
+    """Elements and their patterns without the sign; 0 stands for NaN and Inf in both."""
+
+    x: torch.Tensor
+    a: torch.Tensor
+    wide: DType
+    low: int  #: smallest pattern but 0; that of Inf where there is none
+    high: int
+    nan: int
+    inf: int
+    zero: int
+
+
 class Scanner:
     """The buffers of one thread, and the look at one block in them."""
 
@@ -63,14 +78,21 @@ class Scanner:
         """The elements of a tensor, at most ``BLOCK`` of them; ``data`` is left as it is."""
         if not len(data):
             return Measure()
-        p = pair(src, src)
-        x = torch.frombuffer(data, dtype=p.src_torch)
-        wide = FP64 if src is FP64 else FP32
-        if src is not wide:
-            x = self._wide.view(torch.float32)[: x.numel()].copy_(x)
-        return self._look(x, src, wide)
+        return self._look(*self._widened(data, src), src)
 
-    def _look(self, x: torch.Tensor, src: DType, wide: DType) -> Measure:
+    def exponents(self, data: memoryview, src: DType) -> Exponents:
+        """The histogram alone, of any number of elements; ``data`` is left as it is."""
+        step = BLOCK * src.itemsize
+        parts = (data[at : at + step] for at in range(0, len(data), step))
+        return sum((self._exponents(self._magnitudes(*self._widened(part, src))) for part in parts), Exponents())
+
+    def _widened(self, data: memoryview, src: DType) -> tuple[torch.Tensor, DType]:
+        """The elements in a type that is looked at, and that type."""
+        x = torch.frombuffer(data, dtype=pair(src, src).src_torch)
+        wide = FP64 if src is FP64 else FP32
+        return x if src is wide else self._wide.view(torch.float32)[: x.numel()].copy_(x), wide
+
+    def _magnitudes(self, x: torch.Tensor, wide: DType) -> _Magnitudes:
         n, infinity = x.numel(), wide.max_bits + 1
         bits = x.view(_INT[x.dtype])
         a = torch.bitwise_and(bits, torch.iinfo(bits.dtype).max, out=self._patterns.view(bits.dtype)[:n])
@@ -84,11 +106,17 @@ class Scanner:
         if low == 0:
             zero = count_ones(a == 0) - nan - inf
             low = int(torch.where(a == 0, infinity, a).min()) if high else infinity
-        exponents = self._exponents(a, wide, low, high, zero + nan + inf) if high else Exponents()
+        return _Magnitudes(x, a, wide, low, high, nan, inf, zero)
+
+    def _look(self, x: torch.Tensor, wide: DType, src: DType) -> Measure:
+        found = self._magnitudes(x, wide)
+        x, _, _, low, high, nan, inf, zero = found
+        infinity = wide.max_bits + 1
+        exponents = self._exponents(found)
         largest = wide.magnitude(high)
         signal = self._square_sum(x, largest)
         return Measure(
-            n, nan, inf, zero,
+            x.numel(), nan, inf, zero,
             exponents.below(1 - src.bias),
             wide.magnitude(low) if low < infinity else math.inf,
             largest,
@@ -101,14 +129,17 @@ class Scanner:
             ),
         )  # fmt: skip
 
-    def _exponents(self, a: torch.Tensor, wide: DType, low: int, high: int, zeros: int) -> Exponents:
-        """The histogram of finite patterns, between ``low`` and ``high`` but for ``zeros`` zeros; ``a`` is used up."""
+    def _exponents(self, of: _Magnitudes) -> Exponents:
+        """The histogram; the patterns are used up."""
+        _, a, wide, low, high, *zeros = of
+        if not high:
+            return Exponents()
         found = {}
         if not low >> wide.mantissa:  # subnormal: the pattern is the value, in units of the smallest
             small = a[(a > 0) & (a < 1 << wide.mantissa)].double().view(torch.int64) >> FP64.mantissa
             unit = FP64.bias - (1 - wide.bias - wide.mantissa)
             found = {e - unit: n for e, n in enumerate(torch.bincount(small).tolist())}
-        first = 0 if zeros else low >> wide.mantissa
+        first = 0 if any(zeros) else low >> wide.mantissa
         counts = self._fields(a, wide, first, high >> wide.mantissa)
         return Exponents.of(found | {e - wide.bias: n for e, n in enumerate(counts, first) if e})
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+from .exponents import Exponents
 
 __all__ = ["Norms", "Stats"]
 
@@ -46,6 +49,7 @@ class Stats:
     subnormal: int = 0  #: subnormal in the target
     overflow_max: float = 0.0  #: largest finite |x| of the source where something overflowed, else 0
     norms: Norms | None = None
+    exponents: Exponents | None = None  #: of the source's values, finite and not zero; only where they are asked for
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -58,6 +62,7 @@ class Stats:
             self.subnormal + other.subnormal,
             max(self.overflow_max, other.overflow_max),
             _add(self.norms, other.norms),
+            _add(self.exponents, other.exponents),
         )
 
     @property
@@ -72,7 +77,10 @@ class Stats:
         return self.underflow / nonzero if nonzero else 0.0
 
 
-def _add(a: Norms | None, b: Norms | None) -> Norms | None:
+T = TypeVar("T", Norms, Exponents)
+
+
+def _add(a: T | None, b: T | None) -> T | None:
     if a is None or b is None:
         return a or b
     return a + b

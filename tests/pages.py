@@ -11,14 +11,18 @@ from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
+from precconv.checks import Finding
 from precconv.dtypes import BF16, FP16, FP32, TARGETS
+from precconv.exponents import Exponents
 from precconv.html import page
-from precconv.measures import Dyadic, Exponents, Loss, Measure
-from precconv.plan import Item
+from precconv.measures import Dyadic, Loss, Measure
+from precconv.plan import Item, Plan
+from precconv.report import Report
 from precconv.scan import Scan, TensorScan
+from precconv.stats import Norms, Stats
 from precconv.tensors import TensorInfo
 
-__all__ = ["HOSTILE", "Page", "data_of", "expert_names", "large_page", "scan_of", "tensor_rows"]
+__all__ = ["HOSTILE", "Page", "data_of", "expert_names", "large_page", "report_of", "scan_of", "tensor_rows"]
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -75,10 +79,38 @@ def scan_of(names: Sequence[str], *, shape: tuple[int, ...] = (2048, 7168), sour
     return Scan(source, (FP16, BF16), tuple(tensors), ("a note",), (), 1.5)
 
 
+def report_of(names: Sequence[str]) -> Report:
+    """A conversion to FP16 of the same tensors; those that overflow became FP32."""
+    items, seen, findings = [], {}, []
+    for n, tensor in enumerate(scan_of(names).tensors):
+        assert tensor.measure is not None
+        found, loss = tensor.measure, tensor.measure.loss(FP16)
+        norms = Norms(found.max_abs, loss.max_abs_error, 1.0, loss.relative_rms_error**2)
+        items.append(
+            Item(tensor.info, FP32 if loss.overflow else FP16, "overflow in fp16" if loss.overflow else "target")
+        )
+        seen[n] = Stats(found.n, zero=found.zero, subnormal=loss.subnormal, norms=norms, exponents=found.exponents)
+        if loss.overflow:
+            findings.append(Finding("overflow", "warning", tensor.name, "does not fit fp16; fp32 instead"))
+    return Report(
+        source="model.safetensors",
+        output="model.fp16.safetensors",
+        plan=Plan(FP16, tuple(items), (), {}),
+        seen=seen,
+        findings=tuple(findings),
+        options={},
+        source_bytes=4 * sum(i.src.numel for i in items),
+        output_bytes=sum(i.nbytes for i in items),
+        verified_bytes=0,
+        seconds=1.5,
+    )
+
+
 @cache
-def large_page() -> str:
+def large_page(kind: str = "scan") -> str:
     """Of 100,000 tensors of a mixture of experts."""
-    return page(scan_of(expert_names(100_000)))
+    names = expert_names(100_000)
+    return page(scan_of(names) if kind == "scan" else report_of(names))
 
 
 class Page(HTMLParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
@@ -312,6 +313,18 @@ def segmented(draw: st.DrawFn, n: int) -> list[tuple[int, int, int]]:
     return [(100 + i, a, b) for i, (a, b) in enumerate(pairwise([0, *cuts, n]))]
 
 
+@pytest.mark.parametrize("to", [FP16, BF16], ids=str)
+def test_a_lane_has_room_for_the_errors_of_a_whole_chunk_of_16_bits(to: DType) -> None:
+    """They are FP32; torch warns where it must make room, and tests fail of it."""
+    lane, n = Lane(1 << 12), 1 << 11
+    x = torch.randn(n, generator=torch.Generator().manual_seed(1)).half()
+    lane.source(2 * n)[:] = bits_of(x).tobytes()
+    p = pair(FP16, to)
+    lane.cast(p, n)
+    ((_, stats),) = lane.survey(p, n, [(0, 0, n)], norms=True)
+    assert stats == cast_chunk(x, to, norms=True)[1]
+
+
 @pytest.mark.parametrize("norms", [False, True], ids=["counts", "norms"])
 @pytest.mark.parametrize("clamp", [False, True], ids=["ieee", "clamp"])
 @each_pair
@@ -337,9 +350,7 @@ def test_the_lane_equals_cast_chunk_of_each_tensor(src: DType, dst: DType, clamp
             if norms:
                 assert_norms(seen.norms, slow_norms(x[a:b], y))
             if not clamp:
-                assert Stats(*[getattr(seen, f) for f in list(Stats.__dataclass_fields__)[:-1]]) == slow_stats(
-                    x[a:b], y, dst
-                )
+                assert replace(seen, norms=None) == slow_stats(x[a:b], y, dst)
         assert not found
         assert first_difference(buffer(raw), buffer(result), p, clamp=clamp) is None
 

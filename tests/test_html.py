@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import precconv
 from fixtures import make
 from precconv.dtypes import BF16, FP16
 from precconv.errors import OutputError
+from precconv.exponents import Exponents
 from precconv.html import check_page_path, page, write
 from precconv.html.columns import columns, packed
 from precconv.html.document import MARK
 from precconv.html.layers import MOST_ROWS, grouped, heat_map, span
-from precconv.measures import Exponents
 
 from .command import run
-from .pages import HOSTILE, Page, data_of, expert_names, large_page, scan_of, tensor_rows
+from .pages import HOSTILE, Page, data_of, expert_names, large_page, report_of, scan_of, tensor_rows
 from .samples import write_checkpoint
 from .test_scan import every_kind
 
@@ -72,10 +73,13 @@ def test_a_page_has_all_numbers_of_a_conversion_those_with_findings_first(tmp_pa
     assert sorted(shown["order"]) == [*range(len(tensors))]
     rows = tensor_rows(shown["tensors"])
     for row, place in zip(rows, shown["order"], strict=True):
+        row.pop("exponents", None)  # of the page alone
         same(row, present(tensors[place]))
     named = {f.tensor for f in done.findings}
     assert named
     assert {row["name"] for row in rows[: len(named)]} == named
+    overflowing = {f.tensor for f in done.findings if f.check == "overflow"}
+    assert {row["name"] for row in rows[: len(overflowing)]} == overflowing, "it is why they have another dtype"
 
 
 def test_a_refused_conversion_says_that_nothing_was_written(tmp_path: Path) -> None:
@@ -152,9 +156,11 @@ def test_only_the_style_and_the_script_of_the_package_may_run(kind: str, tmp_pat
         assert rules[directive] == f"'sha256-{digest}'"
 
 
-def test_no_word_of_a_file_is_in_the_markup() -> None:
-    plain = page(scan_of(["a.b", "c.d"]))
-    hostile = page(scan_of(HOSTILE, source="</script><script>alert(1)</script>"))
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_no_word_of_a_file_is_in_the_markup(kind: str) -> None:
+    source = "</script><script>alert(1)</script>"
+    plain = page(scan_of(["a.b", "c.d"]) if kind == "scan" else report_of(["a.b", "c.d"]))
+    hostile = page(scan_of(HOSTILE, source=source) if kind == "scan" else replace(report_of(HOSTILE), source=source))
     frame = re.compile(r'(<script type="application/octet-stream" id="data">)[A-Za-z0-9+/=]*(</script>)')
     assert frame.sub(r"\1\2", hostile) == frame.sub(r"\1\2", plain)
     assert data_of(hostile)["result"]["source"] == "</script><script>alert(1)</script>"
@@ -175,8 +181,9 @@ def test_the_same_scan_gives_the_same_page() -> None:
     assert page(scan_of(["a.b", "c"])) == page(scan_of(["a.b", "c"]))
 
 
-def test_a_page_of_100_000_tensors_is_smaller_than_15_mb() -> None:
-    text = large_page()
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_a_page_of_100_000_tensors_is_smaller_than_15_mb(kind: str) -> None:
+    text = large_page(kind)
     assert len(text) < 15_000_000
     heat = data_of(text)["heat"]
     assert len(heat["rows"]) == 61
@@ -217,7 +224,8 @@ def test_the_ranges_are_those_of_the_types() -> None:
 
 def test_the_map_has_every_value_once_and_reaches_over_fp16() -> None:
     found = scan_of([f"a.{i}.b" for i in range(7)] + ["c.d"])
-    heat = heat_map(found.tensors)
+    seen = [None if t.measure is None else t.measure.exponents for t in found.tensors]
+    heat = heat_map([t.name for t in found.tensors], seen)
     for n, row in enumerate(heat["rows"]):
         parts = [t.measure for t, of in zip(found.tensors, heat["of"], strict=True) if of == n]
         total = sum((m.exponents for m in parts if m is not None), Exponents())

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import precconv
+from precconv.checks import Finding
 from precconv.html import page
 from precconv.scan import Scan
 
 from .browser import CONTRASTS, Shown, chromium, shown
-from .pages import HOSTILE, expert_names, large_page, scan_of
+from .pages import HOSTILE, expert_names, large_page, report_of, scan_of
 from .samples import write_checkpoint
 from .test_scan import every_kind
 
@@ -37,9 +41,14 @@ def scanned(browser: Any, found: Scan, tmp_path: Path) -> Iterator[Shown]:
         yield it
 
 
+def hostile_report(source: str) -> precconv.Report:
+    found = tuple(Finding("underflow", "warning", name, f"<i>{name}") for name in HOSTILE)
+    return replace(report_of(HOSTILE), source=source, output=source, findings=found)
+
+
 def conversion(tmp_path: Path) -> precconv.Report:
     source = write_checkpoint(tmp_path / "x.safetensors", every_kind())
-    return precconv.convert(source, to="fp16", on_overflow="keep", report=tmp_path / "r.json", rule=["*.matrix=drop"])
+    return precconv.convert(source, to="fp16", on_overflow="keep", html=tmp_path / "c.html", rule=["*.matrix=drop"])
 
 
 # --- what it shows ----------------------------------------------------------------------------------------
@@ -141,11 +150,56 @@ def test_a_conversion_shows_its_plan_findings_and_files(browser: Any, tmp_path: 
     done = conversion(tmp_path)
     with shown(browser, tmp_path / "p.html", page(done)) as it:
         heads = it.texts("h2")
-        assert heads == ["Totals", "Findings", "Plan", "Dropped", "Tensors, those with findings first"]
+        sizes, tensors = "Sizes of the source's values by layer", "Tensors, those with findings first"
+        assert heads == ["Totals", "Findings", "Plan", "Dropped", sizes, tensors]
         assert len(it.texts("#findings tbody tr")) == len(done.findings)
         assert len(it.texts("#groups tbody tr")) == len(done.plan.groups())
         assert len(it.texts("#dropped tbody tr")) == len(done.plan.dropped)
-        assert it.names()[0] in {f.tensor for f in done.findings}
+        named = {f.tensor for f in done.findings}
+        assert it.names()[0] in named
+        it.tab.select_option("#filter", label="with findings")
+        assert set(it.names()) <= named
+        assert it.texts("[role=status]") == [f"1 to {len(named)} of {len(named)} tensors ({len(done.tensors)} in all)"]
+
+
+def test_of_many_findings_a_few_are_shown_and_the_rest_when_asked_for(browser: Any, tmp_path: Path) -> None:
+    names = expert_names(1500)
+    found = tuple(Finding("underflow", "warning", name, "some values become 0") for name in names)
+    with shown(browser, tmp_path / "p.html", page(replace(report_of(names), findings=found))) as it:
+        assert len(it.texts("#findings tbody tr")) == 24
+        assert it.texts("#findings .more") == ["Show 1,000 rows"]
+        it.tab.click("#findings .more")
+        assert it.tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Findings"
+        assert len(it.texts("#findings tbody tr")) == 1000
+        assert it.texts("#findings .facts") == ["and 500 more, in the JSON report"]
+
+
+def test_a_conversion_has_the_map_and_its_drawings_of_what_it_read(browser: Any, tmp_path: Path) -> None:
+    done = conversion(tmp_path)
+    with shown(browser, tmp_path / "p.html", page(done)) as it:
+        assert len(it.texts(".heat .label")) == len(done.tensors)
+        (said,) = [text for text in it.texts("#map .lead") if "not looked at" in text]
+        assert said.startswith("14 of 46 tensors hold what no cast changes (")
+        it.tab.click("summary")
+        cells = [row.split("\t") for row in it.texts("#map details tbody tr")]
+        unread = {row[0] for row in cells if row[2] == "not looked at"}
+        assert unread == {t.name for t in done.tensors if not t.item.src.dtype.is_castable}
+        full = [t for t in done.tensors if t.stats.exponents is not None and t.stats.exponents.counts]
+        assert it.tab.locator("#rows tbody svg path").count() == len(full)
+        it.tab.locator(".heat .label", has_text="fp32.300").click()
+        assert it.names() == ["fp32.300"]
+        it.tab.keyboard.press("Shift+Tab")
+        it.tab.click("#layer")
+        assert len(it.names()) == len(done.tensors)
+
+
+def test_a_report_that_no_histograms_are_in_has_no_map_and_says_so(browser: Any, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", every_kind())
+    done = precconv.convert(source, to="bf16", on_overflow="keep")
+    with shown(browser, tmp_path / "p.html", page(done)) as it:
+        assert it.tab.locator(".heat, #map table").count() == 0
+        assert "were not looked at" in it.tab.inner_text("#map")
+        assert "values by size" not in it.tab.inner_text("#rows thead")
 
 
 # --- who reads it -----------------------------------------------------------------------------------------
@@ -250,7 +304,7 @@ def test_controls_regions_and_tables_have_names(browser: Any, found: Scan, kind:
         assert it.tab.locator("header, main, footer").count() == 3
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", [320, 360, 390, 768])
 @pytest.mark.parametrize("kind", ["scan", "conversion"])
 def test_a_phone_scrolls_tables_but_not_the_page(
     browser: Any, found: Scan, kind: str, width: int, tmp_path: Path
@@ -262,6 +316,100 @@ def test_a_phone_scrolls_tables_but_not_the_page(
         assert it.tab.evaluate("document.documentElement.scrollWidth") == width
         region = "document.querySelector('.region.tall')"
         assert it.tab.evaluate(f"{region}.scrollWidth > {region}.clientWidth")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_what_is_pressed_is_24_pixels_high_and_wide(
+    browser: Any, found: Scan, kind: str, width: int, tmp_path: Path
+) -> None:
+    """WCAG 2.2 (2.5.8)."""
+    text = page(found if kind == "scan" else conversion(tmp_path))
+    with shown(browser, tmp_path / "p.html", text, width=width) as it:
+        sizes = it.tab.evaluate("""[...document.querySelectorAll("button, select, summary, input, .choice label")]
+          .filter((n) => n.checkVisibility()).map((n) => [n.textContent, n.getBoundingClientRect()])
+          .map(([text, box]) => [text, Math.min(box.width, box.height)])""")
+        assert len(sizes) > 30
+        assert [row for row in sizes if row[1] < 24] == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_focus_is_seen_wherever_the_tab_key_takes_it(browser: Any, found: Scan, width: int, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "p.html", page(found), width=width) as it:
+        stops = []
+        for _ in range(60):
+            it.tab.keyboard.press("Tab")
+            stops.append(
+                it.tab.evaluate("""() => {
+              const node = document.activeElement;
+              if (node === document.body) return null;
+              const ring = [node, node.closest("label")].filter(Boolean).map((n) => getComputedStyle(n));
+              const box = node.getBoundingClientRect();
+              const x = Math.max(0, box.left) + Math.min(box.width, 20) / 2;
+              const above = document.elementFromPoint(x, box.top + Math.min(box.height, 20) / 2);
+              const isRing = ring.some((s) => s.outlineStyle === "solid" && parseFloat(s.outlineWidth) >= 2);
+              return [node.outerHTML.slice(0, 60), isRing,
+                Boolean(above) && (node.contains(above) || above.contains(node))];
+            }""")
+            )
+            if stops[-1] is None:
+                break
+        assert stops[-1] is None, "the keyboard is caught nowhere"
+        assert len(stops) > 20
+        assert [stop for stop in stops[:-1] if stop[1:] != [True, True]] == []
+
+
+def test_the_focus_stays_where_paging_ends(scanned: Shown) -> None:
+    tab = scanned.tab
+    tab.focus("text=Next")
+    for _ in range(7):
+        tab.keyboard.press("Enter")
+    assert tab.is_disabled("text=Next")
+    assert tab.evaluate("document.activeElement.textContent") == "Previous"
+    for _ in range(7):
+        tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.textContent") == "Next"
+    assert scanned.texts("[role=status]") == ["1 to 50 of 400 tensors"]
+
+
+def test_the_map_says_aloud_what_keys_reach_and_not_what_a_pointer_passes(scanned: Shown) -> None:
+    tab = scanned.tab
+    tab.locator(".heat svg").first.hover()
+    assert tab.get_attribute(".readout", "aria-live") == "off"
+    tab.focus(".heat .label")
+    tab.keyboard.press("ArrowDown")
+    assert tab.get_attribute(".readout", "aria-live") == "polite"
+
+
+def test_the_ranges_and_what_is_under_the_pointer_stay_in_sight_on_a_long_map(browser: Any, tmp_path: Path) -> None:
+    found = scan_of([f"layer.{n}" for n in range(100)])
+    with shown(browser, tmp_path / "p.html", page(found)) as it:
+        for n in (0, 50, 99):
+            label = it.tab.locator(".heat .label").nth(n)
+            label.focus()
+            it.tab.keyboard.press("ArrowRight")
+            box = label.bounding_box()
+            tops = it.tab.evaluate(
+                "[...document.querySelectorAll('.heat .lane')].map((n) => n.getBoundingClientRect())"
+            )
+            said = it.tab.locator(".readout").bounding_box()
+            assert all(lane["top"] >= 0 and lane["bottom"] <= box["y"] for lane in tops)
+            assert box["y"] + box["height"] <= said["y"]
+            assert said["y"] + said["height"] <= 900
+            assert it.texts(".readout")[0].startswith(f"layer.{n}: ")
+
+
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_on_paper_a_page_is_light_and_nothing_is_cut_off(browser: Any, found: Scan, kind: str, tmp_path: Path) -> None:
+    text = page(found if kind == "scan" else conversion(tmp_path))
+    with shown(browser, tmp_path / "p.html", text, color_scheme="dark", width=1000) as it:
+        it.tab.emulate_media(media="print")
+        assert it.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert it.tab.evaluate("document.documentElement.scrollWidth") == 1000
+        assert it.tab.locator("#search").is_hidden()
+        bars = it.tab.locator(".heat .span .normal")
+        assert all(bars.nth(n).bounding_box()["height"] < 20 for n in range(bars.count()))
+        assert it.tab.evaluate("document.querySelectorAll('#rows tbody tr').length") > 25
 
 
 def test_nothing_moves_where_motion_is_unwanted(browser: Any, tmp_path: Path) -> None:
@@ -286,9 +434,11 @@ def test_without_scripts_a_page_says_what_it_takes(browser: Any, tmp_path: Path)
 # --- what it must withstand -------------------------------------------------------------------------------
 
 
-def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
-    found = scan_of(HOSTILE, source="dir/<b>\u202e</b>")
-    with shown(browser, tmp_path / "p.html", page(found)) as it:
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_hostile_names_are_shown_as_text(browser: Any, kind: str, tmp_path: Path) -> None:
+    source = "dir/<b>\u202e</b>"
+    text = page(scan_of(HOSTILE, source=source) if kind == "scan" else hostile_report(source))
+    with shown(browser, tmp_path / "p.html", text) as it:
         names = it.names()
         assert "</script><script>alert(1)</script>" in names
         assert "${alert(1)}`@data@@script@" in names
@@ -300,8 +450,37 @@ def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
         assert it.tab.locator("script").count() == 2
         assert it.texts("h1") == [r"b>"]
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", it.tab.inner_text("body"))
+        assert it.texts(".heat .label")[-1].endswith("name.name")
         it.tab.fill("#search", "<img")
         assert it.names() == ["<img src=x onerror=alert(1)>"]
+
+
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_hostile_names_do_not_widen_a_phone(browser: Any, kind: str, tmp_path: Path) -> None:
+    source = "W" * 5000
+    text = page(scan_of(HOSTILE, source=source) if kind == "scan" else hostile_report(source))
+    with shown(browser, tmp_path / "p.html", text, width=360) as it:
+        assert it.tab.evaluate("document.documentElement.scrollWidth") == 360
+
+
+ODD = {
+    "nan": torch.full((5,), math.nan), "inf": torch.tensor([math.inf]), "zeros": torch.zeros(4),
+    "empty": torch.zeros(3, 0), "ids": torch.arange(3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["nan"], ["inf", "zeros"], ["empty"], ["ids"], [*ODD]], ids="-".join)
+@pytest.mark.parametrize("kind", ["scan", "conversion"])
+def test_where_there_is_nothing_to_draw_a_page_says_why(
+    browser: Any, kind: str, names: list[str], tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", {name: ODD[name] for name in names})
+    done = precconv.scan(source) if kind == "scan" else precconv.convert(source, to="bf16", html=tmp_path / "c.html")
+    with shown(browser, tmp_path / "p.html", page(done)) as it:
+        assert it.tab.locator(".heat").count() == 0
+        why = "hold what no cast changes" if "ids" in names else "There is nothing to draw"
+        assert why in it.tab.inner_text("#map")
+        assert sorted(it.names()) == sorted(names)
 
 
 def test_a_page_may_not_ask_the_network_for_anything(browser: Any, tmp_path: Path) -> None:
@@ -322,12 +501,13 @@ def test_a_page_may_not_ask_the_network_for_anything(browser: Any, tmp_path: Pat
         it.trouble.clear()  # the console tells of each
 
 
-def test_100_000_tensors_are_usable_at_once(browser: Any, tmp_path: Path) -> None:
-    with shown(browser, tmp_path / "p.html", large_page()) as it:
+@pytest.mark.parametrize(("kind", "key"), [("scan", "snr"), ("conversion", "rms")])
+def test_100_000_tensors_are_usable_at_once(browser: Any, kind: str, key: str, tmp_path: Path) -> None:
+    with shown(browser, tmp_path / "p.html", large_page(kind)) as it:
         assert it.texts("[role=status]") == ["1 to 50 of 100,000 tensors"]
         assert it.tab.evaluate("document.querySelectorAll('*').length") < 12_000
         took = {
-            "sort": it.ms("document.querySelector('[data-sort=snr]').click()"),
+            "sort": it.ms(f"document.querySelector('[data-sort={key}]').click()"),
             "names": it.ms("document.querySelector('[data-sort=name]').click()"),
             "search": it.ms(
                 "const s = document.querySelector('#search');"

@@ -22,7 +22,7 @@ from .processes import HANG, ROOT, environment
 PACKAGE = ROOT / "precconv"
 #: Lowest first.  A module imports from layers below its own, and never from a sibling.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "bulk", "draws", "names", "norm_tables", "components", "provenance"),
+    ("errors", "_version", "bulk", "draws", "exponents", "names", "norm_tables", "components", "provenance"),
     ("dtypes", "stats", "paths", "sizes"),
     ("tensors", "fileio", "configs", "deviation", "measures", "stochastic"),
     ("formats", "cast", "compare", "norms", "rules", "presets", "quantized"),

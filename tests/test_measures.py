@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precconv.dtypes import BF16, FP16, TARGETS
-from precconv.measures import Dyadic, Exponents, Loss, Measure, holders, total
+from precconv.exponents import Exponents
+from precconv.measures import Dyadic, Loss, Measure, holders, total
 
 from .samples import PROPERTY
 

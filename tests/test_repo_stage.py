@@ -16,6 +16,7 @@ import precconv
 from precconv.repo import stage as stage_module
 
 from .forked import Ended, Runner, commands
+from .pages import data_of
 from .processes import HANG, assert_refused, posix, start, tree, wait_until
 from .processes import run as run_process
 from .repos import CONFIG, files, layers, shard, sharded, stages, weight
@@ -202,6 +203,32 @@ def test_the_report_of_a_run_that_went_on_is_that_of_one_that_was_not_killed(run
     assert {**found, "seconds": 0, "notes": []} == {**want, "seconds": 0}
     assert again.stderr == whole.stderr
     assert files(tmp_path / "m-fp16") == output
+
+
+def test_a_page_of_a_run_that_was_gone_on_with_has_what_both_runs_saw(run: Runner, root: Path) -> None:
+    page = root.with_name("p.html")
+    command = arguments(root, "--html", str(page))
+    whole = run(*command)
+    want = data_of(page.read_text("utf-8"))
+    shutil.rmtree(out(root))
+    page.unlink()
+    assert run(*command, at=step(whole, f"recorded {shard(2, SHARDS)}") + 1).code == -signal.SIGKILL
+    assert not page.exists()
+    again = run(*command)
+    assert (again.code, shard(2, SHARDS) in again.written()) == (0, False)
+    found = data_of(page.read_text("utf-8"))
+    assert found["heat"] == want["heat"]
+    assert found["tensors"] == want["tensors"]
+    assert found["result"]["notes"] == ["an earlier run had finished 2 weight files: gone on from there"]
+
+
+def test_a_run_without_a_page_is_not_gone_on_with_for_one(run: Runner, root: Path, half: Path) -> None:
+    """Its records have no histograms."""
+    page = root.with_name("p.html")
+    again = run(*arguments(root, "--html", str(page)))
+    assert {shard(n, SHARDS) for n in range(1, SHARDS + 1)} <= again.written()
+    assert all(row["read"] == 1 for row in data_of(page.read_text("utf-8"))["heat"]["rows"])
+    assert not half.exists()
 
 
 # What a run goes on with

@@ -33,7 +33,10 @@ def measured(x: torch.Tensor, scanner: Scanner | None = None) -> Measure:
     step, scanner = BLOCK * x.element_size(), scanner or Scanner()
     with one_thread():  # whose number decides on the order of a sum
         parts = [scanner.measure(data[at : at + step], dtype(x.dtype)) for at in range(0, len(data), step)]
-    return reduce(add, parts, Measure())
+    found = reduce(add, parts, Measure())
+    assert scanner.exponents(data, dtype(x.dtype)) == found.exponents  # counted alone, and in blocks of its own
+    assert bytes(data) == bits_of(x).tobytes()
+    return found
 
 
 def value(number: Dyadic) -> Fraction:

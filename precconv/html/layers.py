@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..dtypes import BF16, FP16, DType
-from ..measures import Exponents
+from ..exponents import Exponents
 
-if TYPE_CHECKING:
-    from ..scan import TensorScan
-
-__all__ = ["MOST_ROWS", "grouped", "heat_map", "span"]
+__all__ = ["MOST_ROWS", "counts", "grouped", "heat_map", "span"]
 
 MOST_ROWS = 100
 #: Components of a name that are looked at: no model is deeper, and a hostile name has a million.
@@ -65,17 +62,19 @@ def _exponent(value: float) -> int:
     return numerator.bit_length() - denominator.bit_length()
 
 
-def heat_map(tensors: Sequence[TensorScan]) -> dict[str, Any]:
+def heat_map(names: Sequence[str], seen: Sequence[Exponents | None]) -> dict[str, Any]:
     """The map as plain data: an axis of exponents, which spans FP16 at least, and rows of counts over it.
 
-    ``of``: by position in ``tensors``, which row each is in.
+    ``seen``: of each tensor; None where it was not looked at.
+    ``of``: by position in ``names``, which row each is in.
     """
-    labels, of = grouped([t.name for t in tensors])
+    labels, of = grouped(names)
     sums = [_Sum() for _ in labels]
-    for tensor, row in zip(tensors, of, strict=True):
-        sums[row].add(tensor)
+    for exponents, row in zip(seen, of, strict=True):
+        sums[row].add(exponents)
     rows = [
-        {"label": label, "tensors": s.tensors, **_counts(s.exponents())} for label, s in zip(labels, sums, strict=True)
+        {"label": label, "tensors": s.tensors, "read": s.read, **counts(s.exponents())}
+        for label, s in zip(labels, sums, strict=True)
     ]
     ranges = {d.name: span(d) for d in (FP16, BF16)}
     used = [r for r in rows if r["counts"]]
@@ -86,7 +85,8 @@ def heat_map(tensors: Sequence[TensorScan]) -> dict[str, Any]:
     return {"axis": axis, "ranges": ranges, "rows": rows, "of": of}
 
 
-def _counts(exponents: Exponents) -> dict[str, Any]:
+def counts(exponents: Exponents) -> dict[str, Any]:
+    """A histogram as plain data."""
     return {"first": exponents.first, "counts": [*exponents.counts]}
 
 
@@ -94,13 +94,14 @@ class _Sum:
     """A row while it is added up: in place, since a row may have 100,000 tensors."""
 
     def __init__(self) -> None:
-        self.tensors = 0
+        self.tensors = self.read = 0
         self._counts: dict[int, int] = {}
 
-    def add(self, tensor: TensorScan) -> None:
+    def add(self, seen: Exponents | None) -> None:
         self.tensors += 1
-        if tensor.measure is not None:
-            for exponent, n in tensor.measure.exponents:
+        if seen is not None:
+            self.read += 1
+            for exponent, n in seen:
                 self._counts[exponent] = self._counts.get(exponent, 0) + n
 
     def exponents(self) -> Exponents:

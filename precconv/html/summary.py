@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..report import Report
+from ..exponents import Exponents
+from ..report import Report, TensorReport
+from ..tensors import TensorInfo
 from .columns import columns
-from .layers import heat_map
+from .layers import counts, heat_map
 
 if TYPE_CHECKING:
     from ..scan import Scan
@@ -17,7 +20,9 @@ __all__ = ["conversion_data", "scan_data"]
 def scan_data(found: Scan) -> dict[str, Any]:
     """Tensors at risk first; the rows of the map in the source's order."""
     whole = found.to_dict()
-    heat = heat_map(found.tensors)
+    heat = _heat(
+        [t.info for t in found.tensors], [None if t.measure is None else t.measure.exponents for t in found.tensors]
+    )
     place = {id(t): n for n, t in enumerate(found.tensors)}
     heat["of"] = [heat["of"][place[id(t)]] for t in found.ranked()]
     tensors = columns(whole.pop("tensors"))
@@ -28,18 +33,63 @@ def conversion_data(done: Report) -> dict[str, Any]:
     """Tensors with findings first, then those that lost most."""
     whole = done.to_dict()
     rows = whole.pop("tensors")
-    named = {f.tensor for f in done.findings}
+    seen = [_exponents(t) for t in done.tensors]
+    for row, exponents in zip(rows, seen, strict=True):
+        if exponents is not None:
+            row["exponents"] = counts(exponents)
+    heat = _heat([i.src for i in done.plan.items], seen)
+    named: dict[str, tuple[bool, bool]] = {}
+    for f in done.findings:
+        named[f.tensor] = max(named.get(f.tensor, (False, False)), (f.level == "error", f.check == "overflow"))
     order = sorted(range(len(rows)), key=lambda n: _risk(rows[n], named), reverse=True)
+    heat["of"] = [heat["of"][n] for n in order]
     tensors = columns([rows[n] for n in order])
     lines = [_outcome(done), _changes(done), _checks(done)]
-    return {"kind": "conversion", "result": whole, "lines": lines, "tensors": tensors, "order": order}
+    return {"kind": "conversion", "result": whole, "lines": lines, "tensors": tensors, "order": order, "heat": heat}
 
 
-def _risk(row: dict[str, Any], named: set[str]) -> tuple[Any, ...]:
-    return row["name"] in named, row["overflow"], row["underflow"], row.get("relative_rms_error") or 0.0
+def _exponents(tensor: TensorReport) -> Exponents | None:
+    """None where a tensor's values were not looked at."""
+    src = tensor.item.src
+    return Exponents() if src.dtype.is_castable and not src.numel else tensor.stats.exponents
+
+
+def _heat(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> dict[str, Any]:
+    heat = heat_map([t.name for t in infos], seen)
+    return {**heat, "unread": _unread(infos, seen)}
+
+
+def _unread(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> list[str]:
+    """What the map does not show, a sentence each."""
+    said, total = [], _tensors(len(infos))
+    floats = [e for t, e in zip(infos, seen, strict=True) if t.dtype.is_castable]
+    unseen = sum(e is None for e in floats)
+    others = [t.dtype.name for t in infos if not t.dtype.is_castable]
+    if unseen and any(e is not None and e.counts for e in floats):
+        why = "they share memory with others, and show part of it"
+        said.append(f"The values of {unseen:,} of {total} were not looked at by themselves: {why}.")
+    elif unseen:
+        said.append(f"The values of {unseen:,} of {total} were not looked at.")
+    if others:
+        types = ", ".join(dict.fromkeys(others))
+        said.append(f"{len(others):,} of {total} hold what no cast changes ({types}): not looked at.")
+    return said
+
+
+def _tensors(n: int) -> str:
+    return f"{n:,} tensor{'' if n == 1 else 's'}"
+
+
+def _risk(row: dict[str, Any], named: Mapping[str, tuple[bool, bool]]) -> tuple[Any, ...]:
+    """Errors first, then what overflowed: what got another dtype for that loses nothing any more."""
+    found = named.get(row["name"])
+    numbers = (row["overflow"], row["underflow"], row.get("relative_rms_error") or 0.0)
+    return found is not None, *(found or (False, False)), *numbers
 
 
 def _outcome(done: Report) -> str:
+    if done.published is not None and done.published["already"]:
+        return f"published already: {done.output}; nothing was read, nothing was written"
     if done.output is None:
         return "not written: a check refused it, the output path is as it was"
     return f"written: {done.output}"

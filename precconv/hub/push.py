@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, UsageError
+from ..filing import check_filing, filed
 from ..paths import reason
 from ..plan import Plan
 from ..repo.names import parse_index, parse_weight
 from ..repo.source import Files
-from ..report import Report, check_report_path
+from ..report import Report
 from ..request import Request
 from .client import quiet
 from .publish import Publisher, Target, publication_key, publication_title, publisher
@@ -133,7 +134,7 @@ def already(sink: HubSink, files: Files, made: Plan, request: Request) -> Report
         seconds=0.0,
         published=asdict(sink.already),
     )
-    if request.report is not None:
-        check_report_path(request.report, [files.root / path for path in files.paths])
-        done.write(request.report)
+    check_filing(request, [files.root / path for path in files.paths])
+    with filed(done, request):
+        pass
     return done

@@ -42,7 +42,7 @@ def fingerprint(models: Models, plans: Sequence[ModelPlan], request: Request) ->
         "version": __version__,
         "source": _identity(models, sources),
         "options": request.repo_options(),
-        "measured": request.is_reported,
+        "measured": [request.is_reported, request.html is not None],
         "outputs": [[o.name, len(o.plan.items)] for p in plans for o in p.outputs],
         "plan": [[i.src.name, i.to.name, i.why] for p in plans for i in p.plan.items],
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..checks import Finding
 from ..convert import Outcome, Task
 from ..dtypes import dtype
+from ..exponents import Exponents
 from ..stats import Norms, Stats
 
 __all__ = ["outcome_dict", "outcome_of"]
@@ -25,7 +26,7 @@ def outcome_dict(task: Task, outcome: Outcome) -> dict[str, Any]:
         "size": outcome.size,
         "verified": outcome.verified,
         "changes": changes,
-        "stats": {key: asdict(stats) for key, stats in outcome.stats.items()},
+        "stats": {key: _row(stats) for key, stats in outcome.stats.items()},
         "findings": [asdict(f) for f in outcome.findings],
     }
 
@@ -44,6 +45,17 @@ def outcome_of(task: Task, data: Mapping[str, Any]) -> Outcome:
     )
 
 
+def _row(stats: Stats) -> dict[str, Any]:
+    e = stats.exponents
+    return {**asdict(replace(stats, exponents=None)), "exponents": None if e is None else [e.first, e.counts]}
+
+
 def _stats(row: Mapping[str, Any]) -> Stats:
-    norms = row["norms"]
-    return Stats(**{**row, "norms": None if norms is None else Norms(**norms)})
+    norms, exponents = row["norms"], row["exponents"]
+    return Stats(
+        **{
+            **row,
+            "norms": None if norms is None else Norms(**norms),
+            "exponents": None if exponents is None else Exponents(exponents[0], tuple(exponents[1])),
+        }
+    )

@@ -1,10 +1,13 @@
 // The map: a row a layer, a column a binary exponent, the darker (in the dark theme, the lighter) the more values.
 
 const LEVELS = 12;
+const ROW = 24; // pixels: the least that a finger hits, WCAG 2.2 (2.5.8)
 const FAINTEST = -6; // log10 of the share that gets the first level
 
 const level = (part) => Math.min(LEVELS - 1, Math.max(0, Math.floor(LEVELS * (1 - Math.log10(part) / FAINTEST))));
 const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+const isDrawn = (heat) => heat.rows.some((row) => row.counts.length);
 
 function columnsOf(row, axis) {
   const columns = new Array(axis.columns).fill(0);
@@ -34,7 +37,8 @@ function heatMap(heat, onRow) {
     const parts = [["subnormal", range.subnormal, range.normal], ["normal", range.normal, range.largest + 1]];
     const bars = parts.filter(([, from, to]) => clamp(at(to)) > clamp(at(from)))
       .map(([kind, from, to]) => place(el("i", { class: kind }, kind === "normal" ? `normal ${power(from)}…${power(to - 1)}` : kind), at(from), at(to)));
-    grid.append(el("div", { class: "lane" }, type), el("div", { class: "span", "aria-hidden": "true" }, ...bars));
+    const nth = grid.children.length ? "second" : "first";
+    grid.append(el("div", { class: `lane ${nth}` }, type), el("div", { class: `span ${nth}`, "aria-hidden": "true" }, ...bars));
     for (const [kind, exponent] of [["subnormal", range.subnormal], ["normal", range.normal], ["largest", range.largest + 1]]) {
       if (at(exponent) <= 0 || at(exponent) >= 100) continue;
       const guide = el("i", { class: kind });
@@ -43,12 +47,14 @@ function heatMap(heat, onRow) {
     }
   }
 
-  const say = (r, c) => {
+  /** `spoken`: a pointer that moves over the map would flood a screen reader. */
+  const say = (r, c, spoken) => {
     const row = rows[r];
+    readout.setAttribute("aria-live", spoken ? "polite" : "off");
     const from = axis.first + c * axis.step;
     cursor.hidden = false;
     place(cursor, at(from), at(from + axis.step));
-    cursor.style.top = `${r * 20}px`;
+    cursor.style.top = `${r * ROW}px`;
     readout.replaceChildren(name(row.label), `: ${count(row.columns[c])} of ${things(row.total, "value")} `,
       `(${share(row.columns[c], row.total)}) from ${power(from)} to ${power(from + axis.step)}`);
   };
@@ -60,16 +66,16 @@ function heatMap(heat, onRow) {
     });
     strip.addEventListener("pointermove", (event) => {
       const box = strip.getBoundingClientRect();
-      say(r, Math.min(axis.columns - 1, Math.max(0, Math.floor((axis.columns * (event.clientX - box.left)) / box.width))));
+      say(r, Math.min(axis.columns - 1, Math.max(0, Math.floor((axis.columns * (event.clientX - box.left)) / box.width))), false);
     });
     strip.addEventListener("click", () => buttons[r].click());
     const shown = safe(row.label);
     const button = el("button", { type: "button", class: "label", tabindex: r ? "-1" : "0", "aria-pressed": "false", title: shown },
-      el("bdi", {}, shown.length > 34 ? `…${shown.slice(-33)}` : shown));
+      el("bdi", { dir: "ltr" }, shown.length > 34 ? `…${shown.slice(-33)}` : shown));
     button.addEventListener("click", () => onRow(r));
     button.addEventListener("focus", () => {
       for (const other of buttons) other.tabIndex = other === button ? 0 : -1;
-      if (button.matches(":focus-visible")) say(r, column);
+      if (button.matches(":focus-visible")) say(r, column, true);
     });
     button.addEventListener("blur", () => { cursor.hidden = true; });
     button.addEventListener("keydown", (event) => {
@@ -79,7 +85,7 @@ function heatMap(heat, onRow) {
       event.preventDefault();
       if (columnTo !== undefined) {
         column = Math.min(axis.columns - 1, Math.max(0, columnTo));
-        say(r, column);
+        say(r, column, true);
       } else if (rows[rowTo]) buttons[rowTo].focus();
     });
     buttons.push(button);
@@ -118,7 +124,7 @@ function legend() {
   return el("div", { class: "legend" },
     el("span", { class: "ramp" }, "1 in a million", ramp, "all of a row"),
     el("span", {}, "lines: where a type's normal range begins and ends; dashed: its smallest subnormal"),
-    el("span", { id: "map-keys" }, "Arrow keys move; Enter shows a row's tensors below."));
+    el("span", { id: "map-keys" }, "Arrow keys move; Enter, a click or a tap shows a row's tensors below."));
 }
 
 /** What the map shows, in words and numbers. */
@@ -130,6 +136,7 @@ function alternative(rows, ranges) {
     return row.first + row.counts.findIndex((n) => (left -= n) <= 0);
   };
   const cells = rows.map((row) => {
+    if (!row.read) return [name(row.label), count(row.tensors), "not looked at", ...new Array(7).fill("")];
     const range = row.total ? [power(row.first), power(median(row)), power(row.first + row.counts.length - 1)] : ["", "", ""];
     const parts = [[-Infinity, subnormal], [subnormal, normal], [normal, largest + 1], [largest + 1, Infinity]];
     return [name(row.label), count(row.tensors), count(row.total), ...range,

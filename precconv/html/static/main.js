@@ -23,12 +23,35 @@ function heading(result, what) {
 function showScan(data, main) {
   const result = data.result;
   heading(result, "scanned");
-  const model = scanModel(data);
+  const { map, rows } = mapAndTable(data.heat, scanModel(data));
+  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
+    section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
+    section("map", "Sizes of values by layer", ...map),
+    section("tensors", "Tensors, those at risk first", ...rows));
+}
+
+function showConversion(data, main) {
+  const result = data.result;
+  heading(result, result.ok ? "converted" : "not converted");
+  const { map, rows } = mapAndTable(data.heat, conversionModel(data));
+  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", conversionTotals(result)),
+    ...conversionParts(result).filter(Boolean),
+    section("map", "Sizes of the source's values by layer", ...map),
+    section("tensors", "Tensors, those with findings first", ...rows));
+}
+
+/** The map and the table, which shows the tensors of the row that is chosen in the map. */
+function mapAndTable(heat, model) {
+  const unread = heat.unread.length ? el("p", { class: "lead" }, heat.unread.join(" ")) : "";
+  if (!isDrawn(heat)) {
+    const nothing = el("p", { class: "lead" }, "There is nothing to draw: no value was read but zeros, NaN and Inf.");
+    return { map: [unread || nothing], rows: tensorTable(model, () => {}).nodes };
+  }
   let chosen = null;
-  const map = heatMap(data.heat, (row) => {
+  const map = heatMap(heat, (row) => {
     chosen = row === chosen ? null : row;
     map.press(chosen);
-    rows.group(chosen, data.heat.rows[row].label);
+    rows.group(chosen, heat.rows[row].label);
     if (chosen === null) return;
     document.getElementById("tensors").scrollIntoView();
     rows.region.focus({ preventScroll: true });
@@ -37,18 +60,8 @@ function showScan(data, main) {
     chosen = null;
     map.press(null);
   });
-  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
-    section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
-    section("map", "Sizes of values by layer", el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16."), ...map.nodes),
-    section("tensors", "Tensors, those at risk first", ...rows.nodes));
-}
-
-function showConversion(data, main) {
-  const result = data.result;
-  heading(result, result.ok ? "converted" : "not converted");
-  const rows = tensorTable(conversionModel(data), () => {});
-  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", conversionTotals(result)),
-    ...conversionParts(result).filter(Boolean), section("tensors", "Tensors, those with findings first", ...rows.nodes));
+  const lead = el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16.");
+  return { map: [lead, unread, ...map.nodes], rows: rows.nodes };
 }
 
 async function start() {

@@ -1,5 +1,6 @@
 // What the page says of a scan and of a conversion.
 
+const FEW = PAGE < 50 ? 12 : 24; // rows, on a phone and elsewhere
 const RISKY = 0.01; // share of a tensor's nonzero values that may become 0 before a conversion warns
 
 function verdict(lines) {
@@ -62,22 +63,27 @@ const value = (id, head, read, numeric, cell, more) =>
   ({ id, head, value: read, numeric, cell: cell || ((i) => String(read(i) ?? "")), ...more });
 const dims = (shape) => `[${(shape || []).join(", ")}]`;
 
+/** A column of drawings of the tensors' exponents, all over one axis. */
+function histogram(data) {
+  const found = data.tensors.exponents || {};
+  const [first, counts] = [reader(found.first), reader(found.counts)];
+  const axis = { ...data.heat.axis, fp16: data.heat.ranges.fp16 };
+  return { id: "histogram", head: "values by size", cell: (i) => spark(counts(i) && { first: first(i), counts: counts(i) }, axis) };
+}
+
 /** What the table needs of a scan's tensors. */
 function scanModel(data) {
   const t = data.tensors;
   const read = Object.fromEntries(["name", "file", "dtype", "shape", "bytes", "n", "nan", "inf", "zero", "subnormal",
     "min_abs", "max_abs"].map((key) => [key, reader(t[key])]));
-  const exponents = { first: reader(t.exponents && t.exponents.first), counts: reader(t.exponents && t.exponents.counts) };
-  const axis = { ...data.heat.axis, fp16: data.heat.ranges.fp16 };
   const casts = Object.keys(t.casts || {});
   const asked = data.result.targets.filter((to) => casts.includes(to));
   const names = [...asked, ...casts.filter((to) => !asked.includes(to))];
   const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to)]));
-  const shape = (i) => (read.n(i) === null ? null : exponents.counts(i) && { first: exponents.first(i), counts: exponents.counts(i) });
   const several = new Set(data.result.files || []).size > 1 || !Array.isArray(t.file) && t.file && t.file.table.length > 1;
   const columns = (to) => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
-    { id: "histogram", head: "values by size", cell: (i) => spark(shape(i), axis) },
+    histogram(data),
     ...(by[to] ? by[to].columns(read.dtype) : [value("dtype", "dtype", read.dtype)]),
     value("min", "least |x|", read.min_abs, true, (i) => number(read.min_abs(i))),
     value("max", "largest |x|", read.max_abs, true, (i) => number(read.max_abs(i))),
@@ -129,7 +135,7 @@ function conversionTotals(result) {
   return totals([
     ["tensors", count(sum(result.groups.map((g) => g.tensors)))], ["source", bytes(result.source_bytes)], ["output", bytes(result.output_bytes)],
     ["values", count(t.n)], ["overflow", count(t.overflow)], ["became 0", share0(t.underflow, t.n)], ["subnormal", share0(t.subnormal, t.n)],
-    ["zeros", share0(t.zero, t.n)], ["NaN", count(t.nan)], ["Inf", count(t.inf)], ["seconds", String(result.seconds)],
+    ["zeros", share0(t.zero, t.n)], ["NaN", count(t.nan)], ["Inf", count(t.inf)],
   ]);
 }
 
@@ -147,10 +153,21 @@ function conversionParts(result) {
   ];
 }
 
+/** A table of some rows, and of more when they are asked for: what stands below it is not pushed out of sight. */
 function capped(title, rows, heads, cells, numeric, wide) {
-  const most = 200;
-  const more = rows.length > most ? el("p", { class: "facts" }, `and ${count(rows.length - most)} more, in the JSON report`) : null;
-  return el("div", {}, table(title, heads, rows.slice(0, most).map(cells), numeric, wide), more);
+  const [few, most] = [FEW, 1000];
+  const made = (n) => table(title, heads, rows.slice(0, n).map(cells), numeric, wide);
+  const rest = () => (rows.length > most ? el("p", { class: "facts" }, `and ${count(rows.length - most)} more, in the JSON report`) : "");
+  if (rows.length <= few + 2) return made(rows.length);
+  const box = el("div", {}, made(few));
+  const button = el("button", { type: "button", class: "more" }, `Show ${count(Math.min(rows.length, most))} rows`);
+  button.addEventListener("click", () => {
+    const all = made(most);
+    box.replaceChildren(all, rest());
+    all.focus();
+  });
+  box.append(button);
+  return box;
 }
 
 function conversionModel(data) {
@@ -169,6 +186,7 @@ function conversionModel(data) {
     : ["overflow", "nan", "inf"].includes(key) && read[key](i) > 0);
   const columns = () => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
+    ...(isDrawn(data.heat) ? [histogram(data)] : []),
     value("to", "dtype", (i) => (cast(i) ? `${read.from(i)} → ${read.to(i)}` : `${read.to(i)}, kept`)),
     ...numbers.map(([key, head]) => value(key, head, read[key], true, (i) => count(read[key](i)), { flag: (i) => flagged(key, i) })),
     value("max", "largest |x|", read.max_abs, true, (i) => number(read.max_abs(i))),
@@ -179,8 +197,9 @@ function conversionModel(data) {
     value("shape", "shape", size, false, (i) => dims(read.shape(i)), { title: "sorts by values" }),
     value("why", "why", read.why, false, (i) => name(read.why(i))),
   ];
-  const filters = () => [["all tensors", null], ["with a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
+  const named = new Set(data.result.findings.map((f) => f.tensor));
+  const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], ["with a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
     ["with values that became 0", (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: [], of: [] };
+  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of };
 }

@@ -103,6 +103,9 @@ function tensorTable(model, onClear) {
     state.page += by;
     drawRows();
     region.scrollTop = 0;
+    if (region.getBoundingClientRect().top < 0) status.scrollIntoView();
+    if (older.disabled) newer.focus();
+    else if (newer.disabled) older.focus();
   }
 
   function group(row, text) {
@@ -126,7 +129,7 @@ function tensorTable(model, onClear) {
     el("div", {}, el("label", { for: "search" }, "Search"), search),
     el("div", {}, el("label", { for: "filter" }, "Show"), filter), back, chip);
   draw();
-  return { group, region, nodes: [controls, region, el("div", { class: "pager" }, older, newer, status)] };
+  return { group, region, nodes: [controls, status, region, el("div", { class: "pager" }, older, newer)] };
 }
 
 function targets(names, onChange) {
