@@ -12,7 +12,7 @@ from threading import Lock
 from .bulk import collector_paused
 from .formats import Place, Source
 from .measures import Measure
-from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, make_runs
+from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, make_runs, page_aligned
 from .tensors import TensorInfo
 
 __all__ = ["castable_bytes", "sweep"]
@@ -40,7 +40,7 @@ def sweep(source: Source, *, workers: int, progress: Progress, sample: int | Non
 
     def start() -> Callable[[Chunk], None]:
         scanner, reader = spectrum.Scanner(), RunReader(source.file)
-        buffer = memoryview(bytearray(max(CHUNK_BYTES, spectrum.BLOCK * 8)))
+        buffer = page_aligned(max(CHUNK_BYTES, spectrum.BLOCK * 8))
 
         def step(chunk: Chunk) -> None:
             run, data = chunk.run, buffer[: chunk.src_bytes]
