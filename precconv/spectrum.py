@@ -15,10 +15,13 @@ from .cast import cast_into, count_ones, pair
 from .dtypes import FP32, FP64, TARGETS, DType
 from .measures import Dyadic, Exponents, Loss, Measure
 
-__all__ = ["BLOCK", "Scanner"]
+__all__ = ["BLOCK", "SMALL", "Scanner", "square_sums"]
 
 #: Elements looked at together: what is computed of them stays in the cache.
 BLOCK = 1 << 19
+
+#: Elements up to which a tensor is a small one, whose squares are added one by one.
+SMALL = 4096
 
 _INT = {torch.float32: torch.int32, torch.float64: torch.int64}
 #: Squares of what is scaled to be about 1 neither overflow nor underflow.
@@ -47,6 +50,12 @@ def _row_norms(x: torch.Tensor) -> torch.Tensor:
         return x
     norms = torch.linalg.vector_norm(x[: rows * _ROW].view(rows, _ROW), dim=1)
     return torch.cat([norms, x[rows * _ROW :]]) if rest else norms
+
+
+def square_sums(x: torch.Tensor, lengths: torch.Tensor) -> list[Dyadic]:
+    """The sums of squares of small FP32 tensors that follow each other; nothing where it is not finite."""
+    sums = torch.segment_reduce(x.double().square_(), "sum", lengths=lengths)
+    return [Dyadic.of(value) if math.isfinite(value) else _NOTHING for value in sums.tolist()]
 
 
 def _smallest(a: torch.Tensor, scratch: torch.Tensor) -> int:
@@ -186,6 +195,8 @@ class Scanner:
         """The sum of squares, to six digits at least."""
         if not largest:
             return _NOTHING
+        if x.dtype == torch.float32 and x.numel() <= SMALL:
+            return square_sums(x, torch.tensor([x.numel()]))[0]
         if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
             norm = float(torch.linalg.vector_norm(_row_norms(x), dtype=torch.float64))
             return Dyadic.of(norm * norm)

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tensors", "fileio", "configs", "deviation", "measures", "stochastic"),
     ("formats", "cast", "compare", "norms", "rules", "presets", "quantized"),
     ("advice", "tree", "twins", "spectrum"),
-    ("outline", "plan", "outputs"),
+    ("outline", "plan", "outputs", "crowd"),
     ("checks", "runs", "weights", "ties", "lossless"),
     ("checkpoint", "passes", "report", "sweep", "verdict", "verify", "differences"),
     ("inspection", "request", "html"),
@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PACKAGES = ("batch", "cli", "engines", "formats", "html", "hub", "presets", "repo")
 
 #: What computes with torch.
-KERNELS = ("cast", "compare", "live", "spectrum", "stochastic")
+KERNELS = ("cast", "compare", "crowd", "live", "spectrum", "stochastic")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
