@@ -198,8 +198,7 @@ class Scanner:
         if x.dtype == torch.float32 and x.numel() <= SMALL:
             return square_sums(x, torch.tensor([x.numel()]))[0]
         if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
-            norm = float(torch.linalg.vector_norm(_row_norms(x), dtype=torch.float64))
-            return Dyadic.of(norm * norm)
+            return Dyadic.of(float(_row_norms(x).double().square().sum()))
         power = max(-_MAX_SCALE, min(_MAX_SCALE, math.frexp(largest)[1]))
         square = self._square.view(torch.float64)[: x.numel()].copy_(x).mul_(math.ldexp(1.0, -power))
         return Dyadic.of(float(square.mul_(square).sum()), 2 * power)
