@@ -1,8 +1,10 @@
 """What the harness runs in child processes; each task prints one JSON line as its last.
 
 ``children.py torch`` imports torch and nothing else: the memory that no conversion can do without.
-``children.py convert SOURCE TARGET DTYPE [VERIFY [off]]`` times ``precconv.convert`` after ``import torch``,
-its own imports included; ``off`` takes the look at the results out of the kernel, which no option does.
+``children.py convert SOURCE TARGET DTYPE [VERIFY [on|off [ROUNDING]]]`` times ``precconv.convert`` after
+``import torch``, its own imports included; ``off`` takes the look at the results out of the kernel, which no option
+does.
+``children.py scan SOURCE`` times ``precconv.scan`` likewise.
 ``children.py imports ARGUMENT ...`` runs the command line and counts the modules of torch it has loaded.
 """
 
@@ -24,7 +26,9 @@ def torch_only() -> dict[str, float]:
     return {"threads": torch.get_num_threads()}
 
 
-def convert(source: str, target: str, to: str, verify: Any = "sample", checks: str = "on") -> dict[str, float]:
+def convert(
+    source: str, target: str, to: str, verify: Any = "sample", checks: str = "on", rounding: Any = "nearest"
+) -> dict[str, float]:
     import torch  # noqa: F401 -- loaded before the clock starts
 
     start = time.perf_counter()
@@ -32,7 +36,17 @@ def convert(source: str, target: str, to: str, verify: Any = "sample", checks: s
 
     if checks == "off":
         _switch_checks_off()
-    precconv.convert(source, to=to, output=target, force=True, verify=verify)
+    precconv.convert(source, to=to, output=target, force=True, verify=verify, rounding=rounding)
+    return {"seconds": time.perf_counter() - start}
+
+
+def scan(source: str) -> dict[str, float]:
+    import torch  # noqa: F401 -- loaded before the clock starts
+
+    start = time.perf_counter()
+    import precconv
+
+    assert precconv.scan(source).verdict.run
     return {"seconds": time.perf_counter() - start}
 
 
@@ -57,6 +71,7 @@ def imports(*arguments: str) -> dict[str, float]:
 TASKS: dict[str, Callable[..., dict[str, float]]] = {
     "torch": torch_only,
     "convert": convert,
+    "scan": scan,
     "imports": imports,
 }
 

@@ -18,6 +18,9 @@ API = "precconv"
 UNVERIFIED = "precconv, verification off"
 UNCHECKED = "precconv, checks and verification off"
 API_FP16 = "precconv to fp16"
+STOCHASTIC = "precconv, stochastic rounding"
+STOCHASTIC_FP16 = "precconv to fp16, stochastic rounding"
+SCAN = "precconv scan"
 TORCH = "import torch"
 HELP = "precconv --help"
 INSPECT = "precconv inspect"
@@ -66,7 +69,10 @@ def conversion(key: str, title: str, source: Path, *, rounds: int, memory: int) 
     jobs = [*floors(source), cp(source), *(five(source) if fits else []), cli(source), api(source)]
     jobs += [api(source, UNVERIFIED, options=("none",))]
     jobs += [api(source, UNCHECKED, options=("none", "off"))]
-    jobs += [api(source, API_FP16, "fp16"), import_torch()]
+    jobs += [api(source, API_FP16, "fp16")]
+    stochastic = ("sample", "on", "stochastic")
+    jobs += [api(source, STOCHASTIC, options=stochastic), api(source, STOCHASTIC_FP16, "fp16", stochastic)]
+    jobs += [Job(SCAN, python("children.py", "scan", source), source), import_torch()]
     return Group(key, title, tuple(jobs), rounds if fits else min(rounds, FEW), warm=fits)
 
 

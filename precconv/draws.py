@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 __all__ = ["Draws", "Keys", "Stretch", "keys", "stretches"]
 
-Keys = tuple[int, int, int, int]  #: 32 bits each; two for either word of an element
+Keys = tuple[
+    int, int, int, int
+]  #: 32 bits each; two for the words that neighbours share, two for those of each element
 _BLOCK = 1 << 32
 
 

@@ -12,7 +12,7 @@ from .errors import OutputError, VerificationError
 from .fileio import PartFile, SourceFile
 from .formats import Format, Layout
 from .plan import Item
-from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each
+from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, page_aligned
 from .tensors import TensorInfo
 
 __all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_literals", "verify_names", "verify_values"]
@@ -109,12 +109,12 @@ def verify_values(
             yield chunk
 
     def start() -> Callable[[Chunk], None]:
-        read, written = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
+        read, written = page_aligned(CHUNK_BYTES), page_aligned(CHUNK_BYTES)
         reader = RunReader(source)
 
         def compare(chunk: Chunk) -> None:
             run = chunk.run
-            x, y = memoryview(read)[: chunk.src_bytes], memoryview(written)[: chunk.dst_bytes]
+            x, y = read[: chunk.src_bytes], written[: chunk.dst_bytes]
             reader.read(chunk, x)
             part.read_into(y, chunk.dst_offset)
             p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None

@@ -6,6 +6,7 @@ both sides.  A file of 100,000 small tensors is then as few steps as a file with
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -30,6 +31,7 @@ __all__ = [
     "all_chunks",
     "for_each",
     "make_runs",
+    "page_aligned",
 ]
 
 T = TypeVar("T")
@@ -131,6 +133,11 @@ def _continues(run: Run, src: TensorInfo, dst: DType, *, cast: bool) -> bool:
     if run.is_cast or cast:
         return run.is_cast and cast and run.src is src.dtype and run.dst is dst
     return True  # bytes are bytes
+
+
+def page_aligned(size: int) -> memoryview:
+    """A buffer of ``size`` bytes to read into: what begins elsewhere in a page can take three times as long to fill."""
+    return memoryview(mmap.mmap(-1, size))
 
 
 class RunReader:

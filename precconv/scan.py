@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ._version import __version__
+from .bulk import collector_paused
 from .checkpoint import Checkpoint
 from .dtypes import BF16, FP16, FP32, FP64, DType
 from .measures import Loss, Measure, holders, total
@@ -118,7 +119,8 @@ class Scan:
     @cached_property
     def judgements(self) -> tuple[Judgement, ...]:
         """What a conversion to each target would do."""
-        return tuple(self._judge(to) for to in self.targets)
+        with collector_paused():
+            return tuple(self._judge(to) for to in self.targets)
 
     def _judge(self, to: DType) -> Judgement:
         rows = [(t.items[to], t.measure) for t in self.tensors if t.measure is not None and to in t.items]
@@ -189,11 +191,12 @@ def scan_checkpoints(
         for item in plan.items:
             items.setdefault(item.src.name, {})[to] = item
     tensors: list[TensorScan] = []
-    for name, file, found in parts:
-        measures = sweep(found.source, workers=workers, progress=shown, sample=sample)
-        for key, t in enumerate(found.infos):
-            info = t._replace(name=prefixed(name, t.name))
-            tensors.append(TensorScan(file, info, measures.get(key), items.get(info.name, {})))
+    with collector_paused():
+        for name, file, found in parts:
+            measures = sweep(found.source, workers=workers, progress=shown, sample=sample)
+            for key, t in enumerate(found.infos):
+                info = t._replace(name=prefixed(name, t.name))
+                tensors.append(TensorScan(file, info, measures.get(key), items.get(info.name, {})))
     return Scan(
         source,
         tuple(plans),

@@ -17,10 +17,13 @@ from .dtypes import FP32, FP64, TARGETS, DType
 from .exponents import Exponents
 from .measures import Dyadic, Loss, Measure
 
-__all__ = ["BLOCK", "Scanner"]
+__all__ = ["BLOCK", "SMALL", "Scanner", "square_sums"]
 
 #: Elements looked at together: what is computed of them stays in the cache.
 BLOCK = 1 << 19
+
+#: Elements up to which a tensor is a small one, whose squares are added one by one.
+SMALL = 4096
 
 _INT = {torch.float32: torch.int32, torch.float64: torch.int64}
 #: Squares of what is scaled to be about 1 neither overflow nor underflow.
@@ -44,16 +47,27 @@ def _max_abs(x: torch.Tensor) -> float:
 
 def _row_norms(x: torch.Tensor) -> torch.Tensor:
     """Numbers with the same sum of squares, far fewer of them where there are many."""
-    rows = x.numel() // _ROW
+    rows, rest = divmod(x.numel(), _ROW)
     if x.dtype != torch.float32 or not rows:
         return x
-    return torch.cat([torch.linalg.vector_norm(x[: rows * _ROW].view(rows, _ROW), dim=1), x[rows * _ROW :]])
+    norms = torch.linalg.vector_norm(x[: rows * _ROW].view(rows, _ROW), dim=1)
+    return torch.cat([norms, x[rows * _ROW :]]) if rest else norms
+
+
+def square_sums(x: torch.Tensor, lengths: torch.Tensor) -> list[Dyadic]:
+    """The sums of squares of small FP32 tensors that follow each other; nothing where it is not finite."""
+    sums = torch.segment_reduce(x.double().square_(), "sum", lengths=lengths)
+    return [Dyadic.of(value) if math.isfinite(value) else _NOTHING for value in sums.tolist()]
+
+
+def _smallest(a: torch.Tensor, scratch: torch.Tensor) -> int:
+    """The smallest of non-negative integers, but for zeros: those become the largest there is."""
+    return int(torch.sub(a, 1, out=scratch).bitwise_and_(torch.iinfo(a.dtype).max).amin()) + 1
 
 
 class _Magnitudes(NamedTuple):
-    """Elements and their patterns without the sign; 0 stands for NaN and Inf in both."""
+    """Patterns without the sign; 0 stands for NaN and Inf."""
 
-    x: torch.Tensor
     a: torch.Tensor
     wide: DType
     low: int  #: smallest pattern but 0; that of Inf where there is none
@@ -100,21 +114,26 @@ class Scanner:
         nan = inf = zero = 0
         if high >= infinity:
             nan, inf = count_ones(a > infinity), count_ones(a == infinity)
-            odd = a >= infinity
-            x, a = x.masked_fill(odd, 0), a.masked_fill(odd, 0)
+            a.masked_fill_(a >= infinity, 0)
             low, high = _limits(a)
         if low == 0:
-            zero = count_ones(a == 0) - nan - inf
-            low = int(torch.where(a == 0, infinity, a).min()) if high else infinity
-        return _Magnitudes(x, a, wide, low, high, nan, inf, zero)
+            scratch = self._square.view(a.dtype)[:n]
+            zero = count_ones(torch.eq(a, 0, out=scratch)) - nan - inf
+            low = _smallest(a, scratch) if high else infinity
+        return _Magnitudes(a, wide, low, high, nan, inf, zero)
 
     def _look(self, x: torch.Tensor, wide: DType, src: DType) -> Measure:
-        found = self._magnitudes(x, wide)
-        x, _, _, low, high, nan, inf, zero = found
+        magnitudes = self._magnitudes(x, wide)
+        a, _, low, high, nan, inf, zero = magnitudes
         infinity = wide.max_bits + 1
-        exponents = self._exponents(found)
         largest = wide.magnitude(high)
-        signal = self._square_sum(x, largest)
+        sizes = a.view(x.dtype)  # rounding is symmetric
+        signal = self._square_sum(sizes, largest)
+        found = [
+            None if to is src or to is wide else self._loss(sizes, to, wide, (low, high, zero + nan + inf), signal)
+            for to in TARGETS
+        ]
+        exponents = self._exponents(magnitudes)
         return Measure(
             x.numel(), nan, inf, zero,
             exponents.below(1 - src.bias),
@@ -122,16 +141,14 @@ class Scanner:
             largest,
             exponents,
             tuple(
-                Loss(subnormal=exponents.below(1 - to.bias), square_sum=signal)
-                if to is src or to is wide
-                else self._loss(x, to, wide, (low, high, zero + nan + inf), signal)
-                for to in TARGETS
+                loss or Loss(subnormal=exponents.below(1 - to.bias), square_sum=signal)
+                for to, loss in zip(TARGETS, found, strict=True)
             ),
         )  # fmt: skip
 
     def _exponents(self, of: _Magnitudes) -> Exponents:
         """The histogram; the patterns are used up."""
-        _, a, wide, low, high, *zeros = of
+        a, wide, low, high, *zeros = of
         if not high:
             return Exponents()
         found = {}
@@ -156,18 +173,20 @@ class Scanner:
         return (pairs.sum(0)[:span] + pairs.sum(1)).tolist()
 
     def _loss(self, x: torch.Tensor, to: DType, wide: DType, limits: tuple[int, int, int], signal: Dyadic) -> Loss:
-        """What a cast of the finite ``x`` would do.
+        """What a cast of the finite sizes ``x`` would do.
 
         ``limits``: its smallest pattern but zero, its largest, how many zeros.  ``signal``: its sum of squares.
         """
         p, n = pair(wide, to), x.numel()
+        low, high, zeros = limits
+        if wide is FP32 and to.bias == wide.bias and low >= 1 << wide.mantissa and high < p.overflow:
+            return self._shortened(x, wide.mantissa - to.mantissa, signal)
         kind = torch.int16 if to.bits == 16 else torch.int32
         y = self._result.view(p.dst_torch)[:n]
         cast_into(x, y)
-        low, high, zeros = limits
         overflow = underflow = subnormal = 0
         if high >= p.overflow or low < (1 - to.bias + wide.bias) << wide.mantissa:
-            r = torch.bitwise_and(y.view(kind), torch.iinfo(kind).max, out=self._square.view(kind)[:n])
+            r = y.view(kind)
             ones = self._ones.view(kind)[:n]
             overflow = count_ones(torch.ge(r, p.dst_inf, out=ones)) if high >= p.overflow else 0
             gone = wide.magnitude(low) <= to.underflow_bound if low < wide.max_bits else False
@@ -183,6 +202,20 @@ class Scanner:
         exact = not worst and not overflow and self._is_exact(x, y)
         return Loss(overflow, underflow, subnormal, exact, worst, signal, self._square_sum(error, worst))
 
+    def _shortened(self, x: torch.Tensor, drop: int, signal: Dyadic) -> Loss:
+        """The same where nothing but the last ``drop`` bits of FP32 can go.  Ties go up: that is as far away."""
+        bits, half = x.view(torch.int32), 1 << (drop - 1)
+        error = self._error.view(x.dtype)[: x.numel()]
+        torch.add(bits, half, out=error.view(torch.int32)).bitwise_and_(-1 << drop)
+        worst = _max_abs(error.sub_(x))
+        lost = not worst and int(torch.bitwise_and(bits, (1 << drop) - 1, out=error.view(torch.int32)).amax())
+        return Loss(
+            is_exact=not worst and not lost,
+            max_abs_error=worst,
+            square_sum=signal,
+            square_error_sum=self._square_sum(error, worst),
+        )
+
     def _is_exact(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Bit for bit: a processor that takes subnormals for zero finds no error in losing them."""
         kind = _INT[x.dtype]
@@ -192,8 +225,10 @@ class Scanner:
         """The sum of squares, to six digits at least."""
         if not largest:
             return _NOTHING
+        if x.dtype == torch.float32 and x.numel() <= SMALL:
+            return square_sums(x, torch.tensor([x.numel()]))[0]
         if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
-            x = _row_norms(x)
+            return Dyadic.of(float(_row_norms(x).double().square().sum()))
         power = max(-_MAX_SCALE, min(_MAX_SCALE, math.frexp(largest)[1]))
         square = self._square.view(torch.float64)[: x.numel()].copy_(x).mul_(math.ldexp(1.0, -power))
         return Dyadic.of(float(square.mul_(square).sum()), 2 * power)

@@ -6,13 +6,13 @@ It can look at a sample: of every tensor that is larger, stretches spread evenly
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from threading import Lock
 
 from .bulk import collector_paused
 from .formats import Place, Source
 from .measures import Measure
-from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, make_runs
+from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, make_runs, page_aligned
 from .tensors import TensorInfo
 
 __all__ = ["castable_bytes", "sweep"]
@@ -20,6 +20,8 @@ __all__ = ["castable_bytes", "sweep"]
 #: Stretches of a sample, and the bytes that each has at least: a request to the Hub costs as much as some of them.
 _WINDOWS = 8
 _WINDOW_BYTES = 1 << 16
+
+Piece = tuple[int, int, int]  #: (key, first element, end) of a tensor's part of a chunk
 
 
 def castable_bytes(infos: Iterable[TensorInfo], sample: int | None = None) -> int:
@@ -32,7 +34,7 @@ def sweep(source: Source, *, workers: int, progress: Progress, sample: int | Non
 
     ``sample``: bytes that are read of a tensor at most.  Raises SourceChangedError when the file is not what it was.
     """
-    from . import cast, spectrum
+    from . import cast, crowd, spectrum
 
     places = _places(source)
     found = {key: Measure() for place in places for key in place.keys}
@@ -40,15 +42,26 @@ def sweep(source: Source, *, workers: int, progress: Progress, sample: int | Non
 
     def start() -> Callable[[Chunk], None]:
         scanner, reader = spectrum.Scanner(), RunReader(source.file)
-        buffer = memoryview(bytearray(max(CHUNK_BYTES, spectrum.BLOCK * 8)))
+        buffer = page_aligned(max(CHUNK_BYTES, spectrum.BLOCK * 8))
+
+        def measured(data: memoryview, run: Run, pieces: Sequence[Piece]) -> Iterator[Measure]:
+            """What is in pieces that follow each other: several small ones, or one."""
+            size, at = run.src_size, pieces[0][1]
+            seen: Sequence[Measure | None] = [None]
+            if pieces[0][2] - at <= spectrum.SMALL:
+                whole = data[at * size : pieces[-1][2] * size]
+                seen = crowd.measure_crowd(whole, run.src, [end - first for _, first, end in pieces])
+            for (_, first, end), measure in zip(pieces, seen, strict=True):
+                yield measure or scanner.measure(data[first * size : end * size], run.src)
 
         def step(chunk: Chunk) -> None:
             run, data = chunk.run, buffer[: chunk.src_bytes]
             reader.read(chunk, data)
-            for key, first, end in _blocks(run.segments(chunk.start, chunk.elements), spectrum.BLOCK):
-                seen = scanner.measure(data[first * run.src_size : end * run.src_size], run.src)
+            for pieces in _groups(_blocks(run.segments(chunk.start, chunk.elements), spectrum.BLOCK), spectrum.SMALL):
+                seen = [*measured(data, run, pieces)]
                 with lock:
-                    found[key] += seen
+                    for (key, _, _), measure in zip(pieces, seen, strict=True):
+                        found[key] = found[key] + measure if found[key].n else measure
             progress.add(chunk.src_bytes)
 
         return step
@@ -112,7 +125,16 @@ def _chunks(run: Run, block: int) -> Iterator[Chunk]:
         yield Chunk(run, start, run.starts[-1] - start)
 
 
-def _blocks(segments: Iterable[Sequence[int]], block: int) -> Iterator[tuple[int, int, int]]:
+def _groups(pieces: Iterable[Piece], small: int) -> Iterator[list[Piece]]:
+    """Neighbours of at most ``small`` elements together, every other one by itself."""
+    for is_small, group in groupby(pieces, lambda piece: piece[2] - piece[1] <= small):
+        if is_small:
+            yield [*group]
+        else:
+            yield from ([piece] for piece in group)
+
+
+def _blocks(segments: Iterable[Sequence[int]], block: int) -> Iterator[Piece]:
     for key, first, end in segments:
         for at in range(first, end, block):
             yield key, at, min(at + block, end)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .checks import UNDERFLOW_WARNING
 from .dtypes import BF16, DType
-from .measures import Loss, Measure
+from .measures import Loss, Measure, total_loss
 from .plan import Item
 from .rules import generalise
 
@@ -91,7 +91,7 @@ def judge(to: DType, items: Iterable[tuple[Item, Measure]]) -> Judgement:
     known = [Judged(item, measure) for item, measure in items]
     cast = tuple(t for t in known if t.item.to is not t.item.src.dtype)
     upcast = bool(cast) and all(t.item.src.dtype.bits >= to.bits and t.measure.loss(to).is_exact for t in known)
-    return Judgement(to, cast, upcast, sum((t.loss for t in cast), Loss()))
+    return Judgement(to, cast, upcast, total_loss(t.loss for t in cast))
 
 
 def verdict(

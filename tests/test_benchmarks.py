@@ -156,7 +156,7 @@ def test_the_harness_runs_end_to_end_and_its_table_has_every_row(tmp_path: Path)
 
 
 _KEYS_OF_A_SHORT_RUN = {
-    *("floor", "cp", "five-lines", "memory-4", "checks"),
+    *("floor", "cp", "five-lines", "memory-4", "checks", "stochastic", "stochastic-fp16", "scan"),
     *("small", "help", "inspect", "inspect-torch", "memory-sharded", "sharded-cp"),
 }
 

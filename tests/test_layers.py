@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tensors", "fileio", "configs", "deviation", "measures", "stochastic"),
     ("formats", "cast", "compare", "norms", "rules", "presets", "quantized"),
     ("advice", "tree", "twins", "spectrum", "recast"),
-    ("outline", "plan", "outputs"),
+    ("outline", "plan", "outputs", "crowd"),
     ("checks", "runs", "weights", "ties", "lossless", "proof"),
     ("checkpoint", "passes", "report", "sweep", "verdict", "readback", "differences"),
     ("inspection", "request", "html"),
@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PACKAGES = ("batch", "cli", "engines", "formats", "html", "hub", "presets", "repo")
 
 #: What computes with torch.
-KERNELS = ("cast", "compare", "live", "recast", "spectrum", "stochastic")
+KERNELS = ("cast", "compare", "crowd", "live", "recast", "spectrum", "stochastic")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from precconv.dtypes import BF16, FP16, TARGETS
 from precconv.exponents import Exponents
-from precconv.measures import Dyadic, Loss, Measure, holders, total
+from precconv.measures import Dyadic, Loss, Measure, holders, total, total_loss
 
 from .samples import PROPERTY
 
@@ -32,6 +32,8 @@ def test_measures_add_in_any_order_and_nothing_changes_nothing(a: Measure, b: Me
     assert a + Measure() == a == Measure() + a
     assert total([a, b, c]) == a + b + c
     assert total([]) == Measure()
+    assert total_loss([a.losses[0], b.losses[1], c.losses[2]]) == a.losses[0] + b.losses[1] + c.losses[2]
+    assert total_loss([]) == Loss()
 
 
 @PROPERTY
