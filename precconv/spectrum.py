@@ -89,7 +89,7 @@ class Scanner:
         self._ones = torch.empty(BLOCK * 4, dtype=torch.uint8)
 
     def measure(self, data: memoryview, src: DType) -> Measure:
-        """The elements of a tensor, at most ``BLOCK`` of them; ``data`` is left as it is."""
+        """The elements of a tensor, at most ``BLOCK`` of them; what is in ``data`` after it is of no use to anyone."""
         if not len(data):
             return Measure()
         return self._look(*self._widened(data, src), src)
@@ -97,8 +97,8 @@ class Scanner:
     def exponents(self, data: memoryview, src: DType) -> Exponents:
         """The histogram alone, of any number of elements; ``data`` is left as it is."""
         step = BLOCK * src.itemsize
-        parts = (data[at : at + step] for at in range(0, len(data), step))
-        return sum((self._exponents(self._magnitudes(*self._widened(part, src))) for part in parts), Exponents())
+        parts = (self._widened(data[at : at + step], src) for at in range(0, len(data), step))
+        return sum((self._exponents(self._magnitudes(x, wide, self._patterns)) for x, wide in parts), Exponents())
 
     def _widened(self, data: memoryview, src: DType) -> tuple[torch.Tensor, DType]:
         """The elements in a type that is looked at, and that type."""
@@ -106,10 +106,11 @@ class Scanner:
         wide = FP64 if src is FP64 else FP32
         return x if src is wide else self._wide.view(torch.float32)[: x.numel()].copy_(x), wide
 
-    def _magnitudes(self, x: torch.Tensor, wide: DType) -> _Magnitudes:
+    def _magnitudes(self, x: torch.Tensor, wide: DType, room: torch.Tensor) -> _Magnitudes:
+        """What is in ``x``; the patterns go to ``room``, which may be its own."""
         n, infinity = x.numel(), wide.max_bits + 1
         bits = x.view(_INT[x.dtype])
-        a = torch.bitwise_and(bits, torch.iinfo(bits.dtype).max, out=self._patterns.view(bits.dtype)[:n])
+        a = torch.bitwise_and(bits, torch.iinfo(bits.dtype).max, out=room.view(bits.dtype)[:n])
         low, high = _limits(a)
         nan = inf = zero = 0
         if high >= infinity:
@@ -123,7 +124,7 @@ class Scanner:
         return _Magnitudes(a, wide, low, high, nan, inf, zero)
 
     def _look(self, x: torch.Tensor, wide: DType, src: DType) -> Measure:
-        magnitudes = self._magnitudes(x, wide)
+        magnitudes = self._magnitudes(x, wide, x)
         a, _, low, high, nan, inf, zero = magnitudes
         infinity = wide.max_bits + 1
         largest = wide.magnitude(high)
@@ -228,7 +229,8 @@ class Scanner:
         if x.dtype == torch.float32 and x.numel() <= SMALL:
             return square_sums(x, torch.tensor([x.numel()]))[0]
         if _FP32_SQUARES[0] < largest < _FP32_SQUARES[1]:
-            return Dyadic.of(float(_row_norms(x).double().square().sum()))
+            norm = float(torch.linalg.vector_norm(_row_norms(x), dtype=torch.float64))
+            return Dyadic.of(norm * norm)
         power = max(-_MAX_SCALE, min(_MAX_SCALE, math.frexp(largest)[1]))
         square = self._square.view(torch.float64)[: x.numel()].copy_(x).mul_(math.ldexp(1.0, -power))
         return Dyadic.of(float(square.mul_(square).sum()), 2 * power)
