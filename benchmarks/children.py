@@ -5,6 +5,7 @@
 ``import torch``, its own imports included; ``off`` takes the look at the results out of the kernel, which no option
 does.
 ``children.py scan SOURCE`` times ``precconv.scan`` likewise.
+``children.py verify SOURCE TARGET`` makes the target, to bf16, and times ``precconv.verify``.
 ``children.py imports ARGUMENT ...`` runs the command line and counts the modules of torch it has loaded.
 """
 
@@ -57,6 +58,15 @@ def _switch_checks_off() -> None:
     Lane.survey = lambda *_args, **_options: []  # type: ignore[method-assign]
 
 
+def verify(source: str, target: str) -> dict[str, float]:
+    import precconv
+
+    precconv.convert(source, to="bf16", output=target, force=True)
+    start = time.perf_counter()
+    assert precconv.verify(target, against=source).proven
+    return {"seconds": time.perf_counter() - start}
+
+
 def imports(*arguments: str) -> dict[str, float]:
     sys.argv = ["precconv", *arguments]
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -72,6 +82,7 @@ TASKS: dict[str, Callable[..., dict[str, float]]] = {
     "torch": torch_only,
     "convert": convert,
     "scan": scan,
+    "verify": verify,
     "imports": imports,
 }
 

@@ -21,6 +21,7 @@ API_FP16 = "precconv to fp16"
 STOCHASTIC = "precconv, stochastic rounding"
 STOCHASTIC_FP16 = "precconv to fp16, stochastic rounding"
 SCAN = "precconv scan"
+VERIFY = "precconv verify"
 TORCH = "import torch"
 HELP = "precconv --help"
 INSPECT = "precconv inspect"
@@ -72,7 +73,8 @@ def conversion(key: str, title: str, source: Path, *, rounds: int, memory: int) 
     jobs += [api(source, API_FP16, "fp16")]
     stochastic = ("sample", "on", "stochastic")
     jobs += [api(source, STOCHASTIC, options=stochastic), api(source, STOCHASTIC_FP16, "fp16", stochastic)]
-    jobs += [Job(SCAN, python("children.py", "scan", source), source), import_torch()]
+    jobs += [Job(SCAN, python("children.py", "scan", source), source)]
+    jobs += [Job(VERIFY, python("children.py", "verify", source, "{out}"), source), import_torch()]
     return Group(key, title, tuple(jobs), rounds if fits else min(rounds, FEW), warm=fits)
 
 

@@ -31,7 +31,8 @@ the rounds is what counts. GB and MB are powers of two.
 - *verification off*: `verify="none"`. *Checks and verification off*: besides, the look at the results is
   taken out of the kernel, which no option does.
 - *stochastic*: `--rounding stochastic`; *scan*: `precconv.scan`, histograms and verdict included; both after
-  `import torch`, beside the conversion to nearest in the same rounds.
+  `import torch`, beside the conversion to nearest in the same rounds. *verify*: of the conversion's own output,
+  which it makes first, untimed.
 - *peak memory* is the largest resident size of the process, mapped files included.
 """
 
