@@ -26,10 +26,12 @@ _HALF, _WORD = 16, 32  #: bits of the two parts of a draw
 #: Bits of a remainder that are compared.  What a value has beyond them, 2^-48 of its result's unit, is cut.
 _DRAW = _HALF + _WORD
 #: Elements of a stretch, on average, from which on each is done by itself: expanding keys costs more than using them.
-_LONG = 4096
+_LONG = 2048
 _SIGN = -1 << 15  #: of 16 bits
 #: Elements that are looked at together first, to find the few that are of some kind.
 _FOLD = 16
+#: As many of these are looked at in the same way.
+_WIDE = 1 << 14
 #: One in so many of these: from there on it takes less time to do something to all elements than to find those.
 _FEW = 8
 
@@ -120,11 +122,13 @@ def _short_halves(stretches: Sequence[Stretch], out: torch.Tensor) -> torch.Tens
     counts = (odd + elements >> 1) + 1
     starts = counts.cumsum(0) - counts
     which = torch.repeat_interleave(counts)
-    found = torch.index_select((first >> 1) - starts, 0, which).add_(torch.arange(which.numel()))
+    found = torch.index_select(((first >> 1) - starts).int(), 0, which)
+    found.add_(torch.arange(found.numel(), dtype=torch.int32))
     factor, added = (torch.index_select(key, 0, which) for key in keys.t().contiguous())
     parts = torch.index_select(_table(), 0, found).mul_(factor).add_(added).view(torch.int16)
-    where = torch.repeat_interleave(2 * starts + odd - (elements.cumsum(0) - elements), elements)
-    where.add_(torch.arange(out.numel()))
+    shifts = 2 * starts + odd - (elements.cumsum(0) - elements)
+    where = torch.index_select(shifts.int(), 0, torch.repeat_interleave(elements))
+    where.add_(torch.arange(where.numel(), dtype=torch.int32))
     return torch.index_select(parts[:-1] ^ parts[1:], 0, where, out=out)
 
 
@@ -153,7 +157,8 @@ class _Folded:
         self._width = values.numel() // _FOLD
         rows = values[: _FOLD * self._width].view(_FOLD, self._width)  # those of a column lie far apart
         self._columns = torch.amin(rows, 0) if self._width else values[:0]
-        self._found = (self._columns <= bound).nonzero()
+        again = _Folded(self._columns, bound) if self._width >= _WIDE else None
+        self._found = again.positions().view(-1, 1) if again and again.is_few else (self._columns <= bound).nonzero()
 
     @property
     def is_few(self) -> bool:
@@ -175,8 +180,8 @@ class Rounder:
         self._halves = self._nearest = self._low = torch.empty(0, dtype=torch.int16)
 
     def _grow(self, n: int) -> None:
-        if self._sums.numel() < n:
-            self._sums, self._scratch = (torch.empty(more, dtype=torch.int32) for more in (n, n + 2))
+        if self._low.numel() < n:
+            self._sums, self._scratch = (torch.empty(n + 2, dtype=torch.int32) for _ in range(2))
             self._halves, self._nearest, self._low = (torch.empty(n, dtype=torch.int16) for _ in range(3))
 
     def round(self, x: torch.Tensor, y: torch.Tensor, dst: DType, stretches: Sequence[Stretch]) -> None:
@@ -189,7 +194,7 @@ class Rounder:
         if x.dtype == torch.float32:
             self._narrow(x, y, dst, stretches)
             return
-        first = halves(stretches, self._halves[:n], self._scratch)
+        first = halves(stretches, self._halves[:n], self._sums)
         rounded = _exactly(x, dst, _draws(first, _words(stretches, torch.arange(n))))
         fits = (x.view(torch.int64) & torch.iinfo(torch.int64).max) < _pattern(dst.max, FP64)
         bits = y.view(torch.int16)
@@ -214,10 +219,10 @@ class Rounder:
         if has_small:
             small = _Folded(nearest, normal)
             few = small.positions() if small.is_few else None
-        first = halves(stretches, self._halves[: x.numel()], self._scratch)
+        first = halves(stretches, self._halves[: x.numel()], self._sums)
         self._carry(x, y, dst, first)
         if few is not None:
-            result[few] = self._few(x, result, few, dst, stretches, first)
+            self._few(x, y, few, dst, stretches, first)
         elif has_small:
             where = self._many(x, result, dst, first)
             result[where] = _whole(x, dst, where, stretches, first)
@@ -250,20 +255,21 @@ class Rounder:
     def _few(
         self,
         x: torch.Tensor,
-        nearest: torch.Tensor,
+        y: torch.Tensor,
         where: torch.Tensor,
         dst: DType,
         stretches: Sequence[Stretch],
         first: torch.Tensor,
-    ) -> torch.Tensor:
-        """The results at some positions, subnormal in ``dst`` or hardly larger."""
-        sums = self._fixed(torch.index_select(x, 0, where), dst, torch.index_select(first, 0, where))
-        undecided = (sums.to(torch.int16) == -1).nonzero().view(-1)
-        rounded = sums.bitwise_right_shift_(_HALF).to(torch.int16)
-        rounded |= torch.index_select(nearest, 0, where) & _SIGN
+    ) -> None:
+        """Put the results at some positions, subnormal in ``dst`` or hardly larger, into ``y``."""
+        values = torch.index_select(x, 0, where)
+        sums = self._fixed(values, dst, torch.index_select(first, 0, where))
+        undecided = (sums.to(torch.int16) == -1).nonzero()
+        rounded = sums.bitwise_right_shift_(_HALF).mul(dst.smallest_subnormal)  # as numbers: it takes fewer calls
+        y[where] = rounded.copysign_(values).to(y.dtype)
         if undecided.numel():
-            rounded[undecided] = _whole(x, dst, where[undecided], stretches, first)
-        return rounded
+            where = where[undecided.view(-1)]
+            y.view(torch.int16)[where] = _whole(x, dst, where, stretches, first)
 
     def _many(self, x: torch.Tensor, result: torch.Tensor, dst: DType, first: torch.Tensor) -> torch.Tensor:
         """Put the same of all that are into ``result``, where the signs are right, but for those undecided: where."""
