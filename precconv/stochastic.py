@@ -30,7 +30,7 @@ _LONG = 2048
 _SIGN = -1 << 15  #: of 16 bits
 #: Elements that are looked at together first, to find the few that are of some kind.
 _FOLD = 16
-#: As many of these are looked at in the same way.
+#: From so many of the columns of that on they are folded in turn.
 _WIDE = 1 << 14
 #: One in so many of these: from there on it takes less time to do something to all elements than to find those.
 _FEW = 8
