@@ -1,7 +1,7 @@
 """Which random bits an element gets in stochastic rounding: those of the seed, its tensor's name and its index.
 
 A stretch is elements of one tensor, one after the other, with the keys of their bits; ``stochastic`` makes the bits.
-The keys change every 2^32 elements, so that 32 bits count what is between.
+The keys change with every block of a tensor, so that the bits of a block can be made from a table.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-__all__ = ["Draws", "Keys", "Stretch", "keys", "stretches"]
+__all__ = ["BLOCK", "Draws", "Keys", "Stretch", "keys", "stretches"]
 
-Keys = tuple[
-    int, int, int, int
-]  #: 32 bits each; two for the words that neighbours share, two for those of each element
-_BLOCK = 1 << 32
+#: 32 bits each; two for the words that neighbours share, two for those of each element.
+Keys = tuple[int, int, int, int]
+#: Elements with the same keys: as many as a chunk of FP32 has, which are then few steps of work.
+BLOCK = 1 << 19
 
 
 class Stretch(NamedTuple):
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def keys(seed: int, name: str, block: int) -> Keys:
-    """The keys of 2^32 elements of a tensor, from element ``block`` x 2^32 on."""
+    """The keys of block number ``block`` of a tensor."""
     data = struct.pack("<QQ", seed, block) + name.encode("utf-8", "surrogatepass")
     a, b, c, d = struct.unpack("<4I", blake2b(data, digest_size=16).digest())
     return a, b, c, d
@@ -40,8 +40,8 @@ def keys(seed: int, name: str, block: int) -> Keys:
 def stretches(seed: int, name: str, first: int, count: int) -> Iterator[Stretch]:
     """The stretches of ``count`` elements of a tensor from element ``first``."""
     while count:
-        block, at = divmod(first, _BLOCK)
-        n = min(count, _BLOCK - at)
+        block, at = divmod(first, BLOCK)
+        n = min(count, BLOCK - at)
         yield Stretch(keys(seed, name, block), at, n)
         first, count = first + n, count - n
 

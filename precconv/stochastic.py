@@ -1,34 +1,37 @@
 """Stochastic rounding to a 16-bit type: up in magnitude with a probability equal to the remainder.
 
 A draw is a number of 48 bits, made from an element's index and its tensor's keys alone; of a remainder of s bits it
-is the top s bits that decide.  The top 16 are half of a word of 32 bits that two neighbours share, and are enough for
-most elements; the others are a word of the element's own.  So neither the source's type nor the way a value is
-computed shows in a result.
+is the top s bits that decide.  The top 16, enough for most elements, come from a table of random words, another affine
+function of it for each block of a tensor; the others are a word of the element's own, made where they are needed.  So
+neither the source's type nor the way a value is computed shows in a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from hashlib import shake_128
+from itertools import accumulate
 
 import torch
 
-from .draws import Stretch
+from .draws import BLOCK, Stretch
 from .dtypes import FP32, FP64, DType
 
-__all__ = ["Rounder", "words"]
+__all__ = ["Rounder", "halves", "words"]
 
 #: Those of ``triple32`` (Chris Wellons, hash-prospector), which does more than is needed here.
 _FACTORS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _HALF, _WORD = 16, 32  #: bits of the two parts of a draw
 #: Bits of a remainder that are compared.  What a value has beyond them, 2^-48 of its result's unit, is cut.
 _DRAW = _HALF + _WORD
-#: Elements of a stretch, on average, from which on each is done by itself: expanding keys costs as much as using them.
-_LONG = 4096
+#: Elements of a stretch, on average, from which on each is done by itself: expanding keys costs more than using them.
+_LONG = 2048
 _SIGN = -1 << 15  #: of 16 bits
 #: Elements that are looked at together first, to find the few that are of some kind.
-_FOLD = 8
+_FOLD = 16
+#: From so many of the columns of that on they are folded in turn.
+_WIDE = 1 << 14
 #: One in so many of these: from there on it takes less time to do something to all elements than to find those.
 _FEW = 8
 
@@ -81,74 +84,69 @@ def _exactly(x: torch.Tensor, dst: DType, draw: torch.Tensor) -> torch.Tensor:
     return (rounded | ((bits >> 63) & 1) << (dst.bits - 1)).to(torch.int16)
 
 
-class _Counters:
-    """Where the elements of a chunk stand in their tensors, and their keys.
+@cache
+def _table() -> torch.Tensor:
+    """Random words, one for two elements of a block and one more; made once, in 3 ms."""
+    data = shake_128(b"precconv").digest(4 * (BLOCK // 2 + 1))
+    return torch.frombuffer(bytearray(data), dtype=torch.int32)
 
-    Words that pairs of elements share lie one after the other, those of a stretch together; where a stretch begins or
-    ends within a pair, half a word is nobody's.
+
+def halves(stretches: Sequence[Stretch], out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """The first parts of the draws of all elements, into the int16 ``out``.
+
+    A block's words are those of the table times an odd key plus another.  Their halves, in the order of memory, are
+    xored each with the next, upper ones with lower ones: a product's lower bits depend on the key's lower bits only.
+    Within a block this changes nothing about how random the table is, for it can be undone.
+
+    ``scratch``: int32, two elements more than the longest stretch.
     """
+    if out.numel() < _LONG * len(stretches):
+        return _short_halves(stretches, out)
+    at = 0
+    for (first, second, _, _), start, n in stretches:
+        pair, odd = divmod(start, 2)
+        count = (odd + n) // 2 + 1
+        factor, added = _signed(first | 1), torch.tensor(_signed(second), dtype=torch.int32)
+        torch.add(added, _table()[pair : pair + count], alpha=factor, out=scratch[:count])
+        parts = scratch.view(torch.int16)[odd : odd + n + 1]
+        torch.bitwise_xor(parts[:-1], parts[1:], out=out[at : at + n])
+        at += n
+    return out
 
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self._ends, self._pair_ends = [0], [0]
-        self._odd = []  # whether the first half of a stretch's words is nobody's
-        rows = []
-        for (a, b, c, d), first, elements in stretches:
-            at, pair_at = self._ends[-1], self._pair_ends[-1]
-            pair, odd = divmod(first, 2)
-            # keys are shifted, so that a position in the chunk, or among its words, counts as an index in the tensor
-            rows.append(
-                [_signed(k) for k in (a + (pair - pair_at) * _FACTORS[0], b, c + (first - at) * _FACTORS[0], d)]
-            )
-            self._ends.append(at + elements)
-            self._pair_ends.append(pair_at + (odd + elements + 1) // 2)
-            self._odd.append(odd)
-        self._keys = torch.tensor(rows, dtype=torch.int32).t().contiguous()
 
-    @property
-    def pairs(self) -> int:
-        return self._pair_ends[-1]
+def _short_halves(stretches: Sequence[Stretch], out: torch.Tensor) -> torch.Tensor:
+    """The same for many short stretches: the words of all at once, each stretch's from its first to its last."""
+    keys = torch.tensor([[_signed(s.keys[0] | 1), _signed(s.keys[1])] for s in stretches], dtype=torch.int32)
+    first, elements = torch.tensor([s[1:] for s in stretches]).t().contiguous()
+    odd = first & 1
+    counts = (odd + elements >> 1) + 1
+    starts = counts.cumsum(0) - counts
+    which = torch.repeat_interleave(counts)
+    found = torch.index_select(((first >> 1) - starts).int(), 0, which)
+    found.add_(torch.arange(found.numel(), dtype=torch.int32))
+    factor, added = (torch.index_select(key, 0, which) for key in keys.t().contiguous())
+    parts = torch.index_select(_table(), 0, found).mul_(factor).add_(added).view(torch.int16)
+    shifts = 2 * starts + odd - (elements.cumsum(0) - elements)
+    where = torch.index_select(shifts.int(), 0, torch.repeat_interleave(elements))
+    where.add_(torch.arange(where.numel(), dtype=torch.int32))
+    return torch.index_select(parts[:-1] ^ parts[1:], 0, where, out=out)
 
-    @property
-    def _is_long(self) -> bool:
-        return self._ends[-1] >= _LONG * len(self._odd)
 
-    def halves(self, counters: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-        """The first parts of all draws, as int16; ``out`` or other memory.
-
-        ``counters``: those of positions, from 0 on.  It, ``out`` and ``scratch`` have ``pairs`` elements.
-        """
-        ends, keys = self._pair_ends, self._keys[:2]
-        if not self._is_long:
-            counts = torch.tensor(ends).diff()
-            keys, ends = torch.stack([torch.repeat_interleave(key, counts) for key in keys]), [0, ends[-1]]
-        for i, (start, end) in enumerate(pairwise(ends)):
-            first, second = keys if len(ends) == 2 else keys[:, i : i + 1]
-            words(counters[start:end], first, second, out[start:end], scratch[start:end])
-        return self._closed(out.view(torch.int16))
-
-    def _closed(self, halves: torch.Tensor) -> torch.Tensor:
-        """Without those that are nobody's."""
-        if len(self._odd) == 1:
-            return halves[self._odd[0] :][: self._ends[-1]]
-        if 2 * self._pair_ends[-1] == self._ends[-1]:
-            return halves
-        begins = [2 * at + odd for at, odd in zip(self._pair_ends, self._odd, strict=False)]
-        counts = [end - start for start, end in pairwise(self._ends)]
-        if self._is_long:
-            return torch.cat([halves[at : at + n] for at, n in zip(begins, counts, strict=True)])
-        shifts = torch.tensor(begins) - torch.tensor(self._ends[:-1])
-        where = torch.repeat_interleave(shifts, torch.tensor(counts)) + torch.arange(self._ends[-1])
-        return torch.index_select(halves, 0, where)
-
-    def words(self, positions: torch.Tensor) -> torch.Tensor:
-        """The second parts of the draws of the elements at some positions in the chunk."""
-        found = positions.to(torch.int32).mul_(_signed(_FACTORS[0]))
-        first, second = self._keys[2:]
-        if len(self._odd) > 1:
-            which = torch.bucketize(positions, torch.tensor(self._ends[1:]), right=True)
-            first, second = torch.index_select(first, 0, which), torch.index_select(second, 0, which)
-        words(found, first, second, found, torch.empty_like(found))
-        return found
+def _words(stretches: Sequence[Stretch], positions: torch.Tensor) -> torch.Tensor:
+    """The second parts of the draws of the elements at some positions in the chunk."""
+    ends = list(accumulate(s.elements for s in stretches))
+    # the first key is shifted, so that a position in the chunk counts as an index in the block
+    rows = [
+        [_signed(s.keys[2] + (s.first + s.elements - end) * _FACTORS[0]), _signed(s.keys[3])]
+        for s, end in zip(stretches, ends, strict=True)
+    ]
+    first, second = torch.tensor(rows, dtype=torch.int32).t().contiguous()
+    if len(rows) > 1:
+        which = torch.bucketize(positions, torch.tensor(ends), right=True)
+        first, second = torch.index_select(first, 0, which), torch.index_select(second, 0, which)
+    found = positions.to(torch.int32).mul_(_signed(_FACTORS[0]))
+    words(found, first, second, found, torch.empty_like(found))
+    return found
 
 
 class _Folded:
@@ -159,7 +157,8 @@ class _Folded:
         self._width = values.numel() // _FOLD
         rows = values[: _FOLD * self._width].view(_FOLD, self._width)  # those of a column lie far apart
         self._columns = torch.amin(rows, 0) if self._width else values[:0]
-        self._found = (self._columns <= bound).nonzero()
+        again = _Folded(self._columns, bound) if self._width >= _WIDE else None
+        self._found = again.positions().view(-1, 1) if again and again.is_few else (self._columns <= bound).nonzero()
 
     @property
     def is_few(self) -> bool:
@@ -177,16 +176,13 @@ class Rounder:
     """The buffers of one thread, and the rounding of one chunk in them."""
 
     def __init__(self) -> None:
-        self._range = self._words = self._sums = self._scratch = torch.empty(0, dtype=torch.int32)
-        self._nearest = self._low = torch.empty(0, dtype=torch.int16)
+        self._sums = self._scratch = torch.empty(0, dtype=torch.int32)
+        self._halves = self._nearest = self._low = torch.empty(0, dtype=torch.int16)
 
-    def _grow(self, n: int, pairs: int) -> None:
-        if self._range.numel() < pairs:
-            self._range = torch.arange(pairs, dtype=torch.int32).mul_(_signed(_FACTORS[0]))
-            self._words = torch.empty_like(self._range)
-        if self._nearest.numel() < n or self._scratch.numel() < pairs:
-            self._sums, self._scratch = (torch.empty(max(n, pairs), dtype=torch.int32) for _ in range(2))
-            self._nearest, self._low = (torch.empty(n, dtype=torch.int16) for _ in range(2))
+    def _grow(self, n: int) -> None:
+        if self._low.numel() < n:
+            self._sums, self._scratch = (torch.empty(n + 2, dtype=torch.int32) for _ in range(2))
+            self._halves, self._nearest, self._low = (torch.empty(n, dtype=torch.int16) for _ in range(3))
 
     def round(self, x: torch.Tensor, y: torch.Tensor, dst: DType, stretches: Sequence[Stretch]) -> None:
         """Round the flat ``x``, FP32 or FP64, into ``y``, where it stands rounded to nearest.
@@ -194,52 +190,49 @@ class Rounder:
         From the largest finite value on that is what it stays, and so with NaN and Inf.
         """
         n = x.numel()
-        counters = _Counters(stretches)
-        pairs = counters.pairs
-        self._grow(n, pairs)
-        halves = counters.halves(self._range[:pairs], self._words[:pairs], self._scratch[:pairs])
-        assert halves.numel() == n
+        self._grow(n)
         if x.dtype == torch.float32:
-            self._narrow(x, y, dst, counters, halves)
+            self._narrow(x, y, dst, stretches)
             return
-        rounded = _exactly(x, dst, _draws(halves, counters.words(torch.arange(n))))
+        first = halves(stretches, self._halves[:n], self._sums)
+        rounded = _exactly(x, dst, _draws(first, _words(stretches, torch.arange(n))))
         fits = (x.view(torch.int64) & torch.iinfo(torch.int64).max) < _pattern(dst.max, FP64)
         bits = y.view(torch.int16)
         torch.where(fits, rounded, bits, out=bits)
 
-    def _narrow(self, x: torch.Tensor, y: torch.Tensor, dst: DType, counters: _Counters, halves: torch.Tensor) -> None:
+    def _narrow(self, x: torch.Tensor, y: torch.Tensor, dst: DType, stretches: Sequence[Stretch]) -> None:
         """FP32: add the draw to the bits that go, and let it carry.
 
         Results that are subnormal in ``dst`` but normal in FP32 lose more bits than that.  Which those are, and which
         do not fit, is first looked for in the nearest values, half as many bytes.
         """
-        n, normal = x.numel(), 1 << dst.mantissa
+        normal = 1 << dst.mantissa
         result = y.view(torch.int16)
-        nearest = torch.bitwise_and(result, ~_SIGN, out=self._nearest[:n])
+        nearest = torch.bitwise_and(result, ~_SIGN, out=self._nearest[: x.numel()])
         least, most = (int(v) for v in torch.aminmax(nearest))
-        apart: list[tuple[torch.Tensor, torch.Tensor]] = []  # positions and results of what is done one by one
+        large = few = None
         if most >= dst.max_bits:
             large = _Folded(nearest ^ ~_SIGN, dst.max_bits ^ ~_SIGN).positions()
             large = large[_magnitudes(x.view(torch.int32)[large]) >= _pattern(dst.max, FP32)]
-            apart.append((large, result[large]))
-        has_many = False
-        if dst.bias != FP32.bias and least <= normal:
+            kept = result[large]
+        has_small = dst.bias != FP32.bias and least <= normal
+        if has_small:
             small = _Folded(nearest, normal)
-            has_many = not small.is_few
-            if not has_many:
-                where = small.positions()
-                apart.append((where, self._few(x, result, where, dst, counters, halves)))
-        self._carry(x, y, dst, halves)
-        if has_many:
-            where = self._many(x, result, dst, halves)
-            apart.append((where, _whole(x, dst, where, counters, halves)))
-        for where, patterns in apart:
-            result[where] = patterns
+            few = small.positions() if small.is_few else None
+        first = halves(stretches, self._halves[: x.numel()], self._sums)
+        self._carry(x, y, dst, first)
+        if few is not None:
+            self._few(x, y, few, dst, stretches, first)
+        elif has_small:
+            where = self._many(x, result, dst, first)
+            result[where] = _whole(x, dst, where, stretches, first)
+        if large is not None:
+            result[large] = kept
 
-    def _carry(self, x: torch.Tensor, y: torch.Tensor, dst: DType, halves: torch.Tensor) -> None:
+    def _carry(self, x: torch.Tensor, y: torch.Tensor, dst: DType, first: torch.Tensor) -> None:
         """Round what is normal in ``dst``, or subnormal in both: it loses as many bits as the significand."""
         drop = FP32.mantissa - dst.mantissa
-        sums = self._sums[: x.numel()].copy_(halves.view(torch.uint16))
+        sums = self._sums[: x.numel()].copy_(first.view(torch.uint16))
         if drop < _HALF:
             sums.bitwise_right_shift_(_HALF - drop)
         sums.add_(x.view(torch.int32))
@@ -248,7 +241,7 @@ class Rounder:
         else:
             y.copy_(sums.bitwise_and_(-1 << drop).view(torch.float32))
 
-    def _fixed(self, x: torch.Tensor, dst: DType, halves: torch.Tensor) -> torch.Tensor:
+    def _fixed(self, x: torch.Tensor, dst: DType, first: torch.Tensor) -> torch.Tensor:
         """Sizes and first parts of draws together, in units of 2^-16 of the smallest subnormal.
 
         For what is subnormal in ``dst`` or hardly larger.  What becomes of other values, Inf and NaN among them, has
@@ -257,29 +250,30 @@ class Rounder:
         n = x.numel()
         sizes = torch.abs(x, out=self._scratch.view(torch.float32)[:n]).mul_(2.0**_HALF / dst.smallest_subnormal)
         sums = self._sums[:n].copy_(sizes)  # what is less than 1 is cut
-        return sums.add_(self._scratch[:n].copy_(halves.view(torch.uint16)))
+        return sums.add_(self._scratch[:n].copy_(first.view(torch.uint16)))
 
     def _few(
         self,
         x: torch.Tensor,
-        nearest: torch.Tensor,
+        y: torch.Tensor,
         where: torch.Tensor,
         dst: DType,
-        counters: _Counters,
-        halves: torch.Tensor,
-    ) -> torch.Tensor:
-        """The results at some positions, subnormal in ``dst`` or hardly larger."""
-        sums = self._fixed(torch.index_select(x, 0, where), dst, torch.index_select(halves, 0, where))
-        undecided = (sums.to(torch.int16) == -1).nonzero().view(-1)
-        rounded = sums.bitwise_right_shift_(_HALF).to(torch.int16)
-        rounded |= torch.index_select(nearest, 0, where) & _SIGN
+        stretches: Sequence[Stretch],
+        first: torch.Tensor,
+    ) -> None:
+        """Put the results at some positions, subnormal in ``dst`` or hardly larger, into ``y``."""
+        values = torch.index_select(x, 0, where)
+        sums = self._fixed(values, dst, torch.index_select(first, 0, where))
+        undecided = (sums.to(torch.int16) == -1).nonzero()
+        rounded = sums.bitwise_right_shift_(_HALF).mul(dst.smallest_subnormal)  # as numbers: it takes fewer calls
+        y[where] = rounded.copysign_(values).to(y.dtype)
         if undecided.numel():
-            rounded[undecided] = _whole(x, dst, where[undecided], counters, halves)
-        return rounded
+            where = where[undecided.view(-1)]
+            y.view(torch.int16)[where] = _whole(x, dst, where, stretches, first)
 
-    def _many(self, x: torch.Tensor, result: torch.Tensor, dst: DType, halves: torch.Tensor) -> torch.Tensor:
+    def _many(self, x: torch.Tensor, result: torch.Tensor, dst: DType, first: torch.Tensor) -> torch.Tensor:
         """Put the same of all that are into ``result``, where the signs are right, but for those undecided: where."""
-        sums = self._fixed(x, dst, halves)
+        sums = self._fixed(x, dst, first)
         nearest, low = self._nearest[: x.numel()], self._low[: x.numel()].copy_(sums)
         small = torch.le(nearest, 1 << dst.mantissa, out=nearest)
         undecided = _Folded(torch.ne(low, -1, out=low).ge_(small), 0).positions()
@@ -288,11 +282,13 @@ class Rounder:
         return undecided
 
 
-def _whole(x: torch.Tensor, dst: DType, where: torch.Tensor, counters: _Counters, halves: torch.Tensor) -> torch.Tensor:
+def _whole(
+    x: torch.Tensor, dst: DType, where: torch.Tensor, stretches: Sequence[Stretch], first: torch.Tensor
+) -> torch.Tensor:
     """The results at some positions of FP32, subnormal in ``dst`` or hardly larger, by the whole of their draws."""
     exact = torch.index_select(x, 0, where).double()
     sums = (exact.abs() * (2.0**_DRAW / dst.smallest_subnormal)).long()
-    sums += _draws(torch.index_select(halves, 0, where), counters.words(where))
+    sums += _draws(torch.index_select(first, 0, where), _words(stretches, where))
     return ((sums >> _DRAW) | torch.signbit(exact).long() << (dst.bits - 1)).to(torch.int16)
 
 

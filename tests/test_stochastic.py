@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ import precconv
 from benchmarks import rounding
 from precconv.cast import Lane, first_difference, pair, reference_cast
 from precconv.cli import cli
-from precconv.draws import Draws, Stretch, keys, stretches
+from precconv.draws import BLOCK, Draws, Stretch, keys, stretches
 from precconv.dtypes import BF16, FP16, FP32, FP64, DType
 from precconv.runs import CHUNK_BYTES, Run
-from precconv.stochastic import words
+from precconv.stochastic import halves, words
 
 from .samples import PROPERTY, bits_of, from_bits, is_nan, specials, torch_dtype, write_checkpoint
 
@@ -36,6 +36,18 @@ narrow = pytest.mark.parametrize("dst", [FP16, BF16], ids=str)
 SIGMAS = 5.0
 
 # The definition --------------------------------------------------------------------------------------------
+
+TABLE = shake_128(b"precconv").digest(4 * (BLOCK // 2 + 1))
+
+
+def half(j: int, factor: int, added: int) -> int:
+    """16 random bits of element ``j`` of a block: two neighbouring halves of the block's words, xored."""
+
+    def part(j: int) -> int:
+        entry = int.from_bytes(TABLE[j // 2 * 4 :][:4], "little")
+        return (entry * (factor | 1) + added) >> 16 * (j % 2) & 0xFFFF
+
+    return part(j) ^ part(j + 1)
 
 
 def word(i: int, first: int, second: int) -> int:
@@ -51,13 +63,12 @@ def word(i: int, first: int, second: int) -> int:
 
 
 def draw(seed: int, name: str, index: int) -> int:
-    """48 random bits of an element: half a word that it shares with its neighbour, and a word of its own."""
-    block, i = divmod(index, 1 << 32)
+    """48 random bits of an element: half a word of those that a block shares, and a word of its own."""
+    block, i = divmod(index, 1 << 19)
     data = seed.to_bytes(8, "little") + block.to_bytes(8, "little") + name.encode()
     digest = blake2b(data, digest_size=16).digest()
     a, b, c, d = (int.from_bytes(digest[at : at + 4], "little") for at in (0, 4, 8, 12))
-    half = word(i // 2, a, b) >> 16 * (i % 2) & 0xFFFF
-    return half << 32 | word(i, c, d)
+    return half(i, a, b) << 32 | word(i, c, d)
 
 
 def rounded(x: float, dst: DType, drawn: int) -> float:
@@ -117,6 +128,18 @@ def test_the_random_words_are_those_of_the_definition() -> None:
         assert bits_of(got).tolist() == [word(i, a, b) for i in counters]
 
 
+def test_halves_of_words_are_those_of_the_definition() -> None:
+    long, last = 5000, BLOCK - 5000
+    where = [("a", 0, long), ("a", 1, long), ("b", last, 5000), ("ü", last - 1, 5001), ("ü", 2 * BLOCK + 7, long)]
+    short = [("c", first, n) for first in (0, 1, 6, BLOCK - 8) for n in (1, 2, 7, 8)]
+    for chosen in (where, short, [*short, *where, *short]):
+        parts = [s for name, first, n in chosen for s in stretches(3, name, first, n)]
+        out = torch.empty(sum(s.elements for s in parts), dtype=torch.int16)
+        halves(parts, out, torch.empty(out.numel() + 2, dtype=torch.int32))
+        want = [draw(3, name, first + i) >> 32 for name, first, n in chosen for i in range(n)]
+        assert bits_of(out).tolist() == want
+
+
 @each_pair
 def test_every_element_is_rounded_as_defined(src: DType, dst: DType) -> None:
     x = of_all_kinds(src, 3000)
@@ -159,9 +182,9 @@ def test_where_half_a_word_does_not_decide_the_rest_does(others: float) -> None:
 @each_pair
 def test_the_parts_of_a_chunk_get_the_bits_of_their_tensors(src: DType, dst: DType) -> None:
     x = of_all_kinds(src, 500)
-    where = [("a", 5, 100), ("b", 0, 1), ("ü", (1 << 32) - 30, 60), ("c", 3 << 33, x.numel() - 161)]
+    where = [("a", 5, 100), ("b", 0, 1), ("ü", BLOCK - 30, 60), ("c", 3 << 33, x.numel() - 161)]
     parts = [s for name, first, n in where for s in stretches(2, name, first, n)]
-    assert len(parts) == 5, "one of them goes on in the next block of 2^32"
+    assert len(parts) == 5, "one of them goes on in the next block"
     draws = [draw(2, name, first + i) for name, first, n in where for i in range(n)]
     assert np.array_equal(bits_of(cast(x, dst, parts)), defined(x, dst, draws))
 
@@ -172,7 +195,7 @@ def test_where_a_chunk_ends_does_not_matter(data: st.DataObject) -> None:
     src, dst = data.draw(st.sampled_from(PAIRS))
     x = of_all_kinds(src, 150)
     cuts = sorted({0, x.numel(), *data.draw(st.lists(st.integers(0, x.numel()), max_size=5))})
-    first = data.draw(st.sampled_from([0, 1, 77, (1 << 32) - 100, 1 << 40]))
+    first = data.draw(st.sampled_from([0, 1, 77, BLOCK - 100, (1 << 32) - 101, 1 << 40]))
     pieces = [cast(x[a:b], dst, whole(b - a, first=first + a)) for a, b in pairwise(cuts)]
     got, want = bits_of(torch.cat(pieces)), bits_of(cast(x, dst, whole(x.numel(), first=first)))
     assert np.array_equal(got, want)
@@ -279,10 +302,18 @@ def test_the_errors_of_a_tensor_of_weights_cancel(dst: DType) -> None:
 
 
 def random_words(name: str, *, seed: int = 0, second: bool = False) -> np.ndarray:
-    a, b, c, d = (torch.tensor([key]).to(torch.int32) for key in keys(seed, name, 0))
-    got = torch.arange(N, dtype=torch.int32) * (0xED5AD4BB - (1 << 32))
-    words(got, c if second else a, d if second else b, got, torch.empty_like(got))
-    return bits_of(got)
+    """Those that the elements of a tensor begin their draws with, two at a time, or the others."""
+    if not second:
+        out = torch.empty(2 * N, dtype=torch.int16)
+        halves(whole(2 * N, seed=seed, name=name), out, torch.empty(BLOCK + 2, dtype=torch.int32))
+        return bits_of(out.view(torch.int32))
+    found = []
+    for stretch in whole(N, seed=seed, name=name):
+        c, d = (torch.tensor([key]).to(torch.int32) for key in stretch.keys[2:])
+        got = torch.arange(stretch.elements, dtype=torch.int32) * (0xED5AD4BB - (1 << 32))
+        words(got, c, d, got, torch.empty_like(got))
+        found.append(bits_of(got))
+    return np.concatenate(found)
 
 
 def centred(found: np.ndarray) -> np.ndarray:
@@ -314,7 +345,7 @@ def test_neighbours_are_not_correlated() -> None:
 
 
 def check_lags(found: np.ndarray) -> None:
-    for lag in (*range(1, 33), 64, 127, 128, 129, 256, 1000, 1024, 4096, 65536):
+    for lag in (*range(1, 33), 64, 127, 128, 129, 256, 1000, 1024, 4096, 65536, BLOCK // 2, BLOCK):
         assert abs((found[lag:] * found[:-lag]).mean()) * (len(found) - lag) ** 0.5 < SIGMAS, lag
 
 
@@ -328,14 +359,24 @@ def test_tensors_and_seeds_are_not_correlated_at_any_distance() -> None:
             assert np.abs(at_all_distances).max() * N**0.5 < 6.5, "a million of them: by chance 5 are to be expected"
 
 
+def test_blocks_of_a_tensor_are_not_correlated() -> None:
+    blocks = 24
+    out = torch.empty(blocks * BLOCK, dtype=torch.int16)
+    halves(whole(out.numel()), out, torch.empty(BLOCK + 2, dtype=torch.int32))
+    found = out.view(-1, BLOCK).numpy().astype(np.float32) * (12**0.5 / 2**16)
+    correlations = (found @ found.T)[np.triu_indices(blocks, 1)] / BLOCK**0.5
+    assert np.abs(correlations).max() < 6
+    assert abs(correlations.var() - 1) < SIGMAS * (2 / correlations.size) ** 0.5
+
+
 # Which bits ------------------------------------------------------------------------------------------------
 
 
 def test_the_keys_change_with_seed_name_and_block() -> None:
     assert len({keys(s, n, b) for s in (0, 1, (1 << 64) - 1) for n in ("a", "b", "") for b in (0, 1, 9)}) == 27
     assert list(stretches(0, "a", 5, 0)) == []
-    got = list(stretches(3, "a", (1 << 32) - 2, (1 << 32) + 5))
-    assert [(s.first, s.elements) for s in got] == [((1 << 32) - 2, 2), (0, 1 << 32), (0, 3)]
+    got = list(stretches(3, "a", BLOCK - 2, BLOCK + 5))
+    assert [(s.first, s.elements) for s in got] == [(BLOCK - 2, 2), (0, BLOCK), (0, 3)]
     assert [s.keys for s in got] == [keys(3, "a", block) for block in range(3)]
 
 
