@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from .checks import OnNonfinite, OnOverflow
 from .convert import convert_file, plan_file
@@ -219,7 +218,7 @@ def _of_file(request: Request, source: StrPath) -> Request:
     for option, value in given.items():
         if value:
             raise UsageError(f"{option} is for model directories, this is a file", path=source)
-    return replace(request, shared=request.shared or "clone")
+    return request.with_shared()
 
 
 def inspect(source: StrPath, *, weights: Weights = "auto", select: str | None = None) -> Inspection:

@@ -46,6 +46,7 @@ class Proof:
     source: str
     options: Mapping[str, Any]  #: that the output should have been made with
     options_from: str  #: ``record``, ``report``, ``arguments``, or ``dtypes`` where only the output's could tell
+    words: tuple[str, ...]  #: the same as on the command line
     version: str | None  #: of precconv, by the output's record
     plan: Plan  #: what should be in it
     mismatches: tuple[Mismatch, ...]
@@ -53,6 +54,8 @@ class Proof:
     files: int  #: of the output, that were compared
     compared_bytes: int  #: of the output
     seconds: float
+    ignored: tuple[str, ...] = ()  #: files that were not to matter
+    uncompared: int = 0  #: tensors of which the output has no values that could be looked at
 
     @property
     def proven(self) -> bool:
@@ -69,10 +72,13 @@ class Proof:
             "proven": self.proven,
             "options": dict(self.options),
             "options_from": self.options_from,
+            "words": list(self.words),
             "made_by": self.version,
             "tensors": len(self.plan.items),
             "files": self.files,
             "compared_bytes": self.compared_bytes,
+            "ignored": list(self.ignored),
+            "uncompared": self.uncompared,
             "seconds": round(self.seconds, 3),
             "mismatches": [asdict(m) for m in self.mismatches],
             "notes": list(self.notes),

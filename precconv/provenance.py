@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KEY", "Record", "read_record"]
+__all__ = ["KEY", "Record", "read_record", "words"]
 
 #: In ``__metadata__``.
 KEY = "precconv"
@@ -45,3 +45,17 @@ def read_record(metadata: Mapping[str, str]) -> Record | None:
         return None
     kinds = ((found.options, dict), (found.source_bytes, int), (found.digest, str), (found.version, str))
     return found if all(isinstance(value, kind) for value, kind in kinds) else None
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """Options as on the command line."""
+    said: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, dict):
+            said += [option, ",".join(f"{k}={v}" for k, v in value.items())]
+        elif isinstance(value, list):
+            said += [word for v in value for word in (option, v)]
+        else:
+            said += [option] if value is True else [option, str(value)]
+    return said

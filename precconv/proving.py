@@ -43,6 +43,7 @@ class Proven:
     task: Task
     mismatches: tuple[Mismatch, ...]
     nbytes: int  #: of the output that were compared
+    uncompared: int = 0  #: tensors of which the file has no values that could be looked at
 
 
 def named_as(path: Path, fmt: Format) -> Path:
@@ -70,12 +71,12 @@ def prove_file(task: Task, path: Path, progress: Progress) -> Proven:
             out = _opened(task, path)
         except PrecconvError as e:
             mismatch = Mismatch("unreadable", e.message, tensor=e.tensor)
-            return Proven(task, (*refused, mismatch), 0)
+            return Proven(task, (*refused, mismatch), 0, len(task.plan.items))
         with out:
-            found, nbytes = _compared(task, out, progress)
+            proven = _compared(task, out, progress)
             out.file.require_unchanged()
         task.file.require_unchanged()
-    return Proven(task, (*refused, *found), nbytes)
+    return replace(proven, mismatches=(*refused, *proven.mismatches))
 
 
 class _Nowhere:
@@ -114,8 +115,7 @@ def _opened(task: Task, path: Path) -> Checkpoint:
 # The comparison
 
 
-def _compared(task: Task, out: Checkpoint, progress: Progress) -> tuple[list[Mismatch], int]:
-    """What is wrong with the output, and how many of its bytes were looked at."""
+def _compared(task: Task, out: Checkpoint, progress: Progress) -> Proven:
     layout, items = task.layout, task.plan.items
     different = _first_difference(out.file, layout.start)
     is_laid_out = different is None and out.file.size == layout.size
@@ -133,7 +133,9 @@ def _compared(task: Task, out: Checkpoint, progress: Progress) -> tuple[list[Mis
     if different is None and out.file.size != layout.size:
         text = f"has {out.file.size} bytes, {layout.size} belong into it"
         found.append(Mismatch("bytes", text))
-    return found, tally.nbytes + sum(len(data) for _, data in literals)
+    seen = {key for place in places for key in place.keys}
+    nbytes = tally.nbytes + sum(len(data) for _, data in literals)
+    return Proven(task, tuple(found), nbytes, sum(key not in seen and bool(i.nbytes) for key, i in enumerate(items)))
 
 
 def _first_difference(file: SourceFile, literals: Sequence[tuple[int, bytes]]) -> int | None:

@@ -20,7 +20,7 @@ from .errors import InputError, OutputError, UsageError
 from .formats import Format
 from .outputs import FormatChoice
 from .plan import Lossless, Plan, make_plan
-from .provenance import KEY, Record
+from .provenance import KEY, Record, words
 from .readback import VerifyMode
 from .rules import MixedMode, NormMode, Policy, Rule, read_rules
 from .sizes import shard_bytes
@@ -56,6 +56,7 @@ class Request:
     select: str | None = None
     strip_wrappers: bool = False
     shared: SharedMode | None = None
+    usually_shared: SharedMode = "clone"  #: where ``shared`` is None
     verify: VerifyMode = "sample"
     workers: int = 1
     force: bool = False
@@ -80,6 +81,10 @@ class Request:
     def to(self) -> str:
         """What is asked for: the target's name, or ``auto``."""
         return "auto" if self.lossless == "auto" else self.policy.target.name
+
+    def with_shared(self, usual: SharedMode = "clone") -> Request:
+        """The same where tied tensors usually are treated so."""
+        return replace(self, shared=self.shared or usual, usually_shared=usual)
 
     def from_headers(self) -> Request:
         """The same without what only the values decide: for all that can be refused before they are read."""
@@ -124,6 +129,11 @@ class Request:
         for rule in policy.rules:
             said += ["--keep", rule.match] if rule.origin == "--keep" else ["--rule", f"{rule.match}={rule.to}"]
         return said
+
+    def shaping_words(self) -> list[str]:
+        """The options that shape an output's bytes, as on the command line."""
+        is_shared = self.shared not in (None, self.usually_shared)
+        return words({**self.recorded, **({"shared": self.shared} if is_shared else {})})
 
     def repo_options(self) -> dict[str, Any]:
         """The same for a model directory."""
@@ -203,13 +213,11 @@ def _recorded(request: Request) -> dict[str, Any]:
         **{name: getattr(request, name) for name in _SHAPING},
     }
     usual = {"preset": "auto", "norms": "fp32", "mixed": "keep", "on_overflow": "error", "rounding": "nearest"}
-    usual |= {"weights": "auto", "format": "same"}
+    usual |= {"weights": "auto"}
     return {"to": request.to} | {name: value for name, value in said.items() if value and value != usual.get(name)}
 
 
-_SHAPING = (
-    "format", "weights", "select", "strip_wrappers", "shared", "shard_size", "variant", "from_variant", "copy_all",
-)  # fmt: skip
+_SHAPING = ("weights", "select", "strip_wrappers", "shard_size", "variant", "from_variant", "copy_all")
 
 
 def _lossless(to: str | DType, *, only: bool) -> Lossless | None:
@@ -348,7 +356,7 @@ def plan_for(made: Plan, found: Checkpoint, fmt: Format, request: Request) -> Pl
     if not _is_copy(made, found, fmt):
         metadata.pop(KEY, None)  # of what the source was made from
         if request.provenance:
-            metadata[KEY] = _record(found, request).text()
+            metadata[KEY] = _record(found, fmt, request).text()
     if request.shared == "drop":
         return drop_ties(replace(made, metadata=metadata), ties(found.source.refs))
     return replace(made, metadata=metadata)
@@ -360,9 +368,14 @@ def _is_copy(made: Plan, found: Checkpoint, fmt: Format) -> bool:
     return same and all(to is src.dtype for src, to, _ in made.items)
 
 
-def _record(found: Checkpoint, request: Request) -> Record:
-    """What an output says of how it was made from a checkpoint."""
-    return Record(request.recorded, found.file.size, found.source.reader.digest, request.version)
+def _record(found: Checkpoint, fmt: Format, request: Request) -> Record:
+    """What an output says of how it was made from a checkpoint: the same, however the same was asked for."""
+    said = {**request.recorded}
+    if fmt is not found.format:
+        said["format"] = fmt.name
+    if request.shared not in (None, request.usually_shared):
+        said["shared"] = request.shared
+    return Record(said, found.file.size, found.source.reader.digest, request.version)
 
 
 def opaque_kept(found: Checkpoint, request: Request) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from .differences import Diff, TensorDiff
@@ -267,9 +268,9 @@ def failure(error: PrecconvError) -> Iterator[str]:
 def proof(found: Proof, *, top: int) -> str:
     """Whether an output is what its source and options make; if not, ``top`` of the reasons."""
     is_it = "is" if found.proven else "is not"
-    what = f"{_made_with(found)} of {found.source}"
     told = _TOLD[found.options_from]
-    lines = [printable(f"{found.output} {is_it} {what}{', every byte' if found.proven else ''} ({told})")]
+    bytes_of_it = ", every byte" + (" but what was to be ignored" if found.ignored else "") if found.proven else ""
+    lines = [printable(f"{found.output} {is_it} {shlex.join(found.words)} of {found.source}{bytes_of_it} ({told})")]
     if found.proven:
         files = f", {count(found.files, 'file')}" if found.files > 1 else ""
         lines.append(
@@ -279,10 +280,10 @@ def proof(found: Proof, *, top: int) -> str:
     lines += [f"  {printable(_mismatch(m))}" for m in found.mismatches[:top]]
     if len(found.mismatches) > top:
         lines.append(f"  and {len(found.mismatches) - top:,} more")
-    if found.mismatches and all(m.file and m.kind in ("file", "unexpected") and not m.tensor for m in found.mismatches):
-        lines.append(f"hint: the weights are proven; what does not matter can be left out (--ignore '{_files(found)}')")
-    elif found.mismatches and found.options_from == "dtypes":
-        lines.append("hint: it does not say how it was made: give the options of its conversion, or --report")
+    if found.ignored:
+        lines.append(f"  ignored: {_named(found.ignored)}")
+    hint = _proof_hint(found)
+    lines += [f"hint: {printable(hint)}"] if hint else []
     return "\n".join([*lines, *(f"note: {printable(note)}" for note in found.notes)])
 
 
@@ -290,18 +291,25 @@ _TOLD = {
     "record": "options: its record",
     "report": "options: the report",
     "arguments": "options: as given",
-    "dtypes": "options: by its dtypes",
+    "dtypes": "the target: by its dtypes",
 }
+#: What is wrong where no tensor is.
+_AROUND = {"record", "metadata", "bytes"}
 
 
-def _made_with(found: Proof) -> str:
-    options = found.options
-    words = [f"--to {options['to']}", *(["--lossless-only"] if options.get("lossless_only") else [])]
-    return " ".join(words)
-
-
-def _files(found: Proof) -> str:
-    return printable(found.mismatches[0].file)
+def _proof_hint(found: Proof) -> str | None:
+    if found.proven:
+        return None
+    kinds = {m.kind for m in found.mismatches}
+    is_beside = all(m.file and m.kind in ("file", "unexpected") and not m.tensor for m in found.mismatches)
+    if is_beside and not found.uncompared:
+        return f"the weights are proven; what does not matter can be left out (--ignore {found.mismatches[0].file!r})"
+    if kinds <= _AROUND and not found.uncompared:
+        what = "the bytes around them" if "bytes" in kinds else "the words about them"
+        return f"every value is the one that belongs there; {what} differ"
+    if found.options_from == "dtypes":
+        return "it does not say how it was made: give the options of its conversion, or --report"
+    return None
 
 
 def _mismatch(m: Mismatch) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -96,7 +96,7 @@ def verify(
     output's floats are.
     ``to`` … ``seed``: as in ``convert``; those that are given come before those of the report or the record, all rules
     in place of all of theirs.
-    ``ignore``: patterns of files of a directory that do not matter, relative, where they are no weights of the source.
+    ``ignore``: patterns of files of a directory that do not matter, relative; weights and their indexes always do.
     ``workers``, ``progress``: as in ``convert``.
 
     What is wrong with the output is in the result.  Raises InputError, HubError, UsageError or RuleError for a source
@@ -132,20 +132,35 @@ def _verify(
     )
     ignored = [*ignore, *(_OF_THE_HUB if is_fetched else ()), *(["*"] if _is_beside(output, against, request) else [])]
     held = _held(place, against, request, Progress(0, progress), ignored)
-    is_other = said.version not in (None, __version__)
+    skipped = tuple(name for name in held.ignored if _is_ignored(name, ignore))
     return Proof(
         output=os.fspath(output),
         source=os.fspath(against),
         options=request.repo_options(),
         options_from=told,
+        words=tuple(request.shaping_words()),
         version=said.version,
         plan=held.plan,
         mismatches=held.mismatches,
-        notes=(*held.notes, *([f"made by precconv {said.version}, proven with {__version__}"] if is_other else [])),
+        notes=(*held.notes, *_notes(said, skipped, ignore)),
         files=held.files,
         compared_bytes=held.nbytes,
         seconds=time.perf_counter() - started,
+        ignored=skipped,
+        uncompared=held.uncompared,
     )
+
+
+def _notes(said: _Said, skipped: Sequence[str], ignore: Sequence[str]) -> Iterator[str]:
+    if said.version not in (None, __version__):
+        yield f"made by precconv {said.version}, proven with {__version__}"
+    for pattern in ignore:
+        if not any(_is_ignored(name, [pattern]) for name in skipped):
+            yield f"--ignore {pattern!r} left nothing out: no file but weights and their indexes has such a name"
+
+
+def _is_ignored(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _is_beside(output: StrPath, against: StrPath, request: Request) -> bool:
@@ -179,13 +194,18 @@ class _Said:
             files = [place / p for p in list_directory(place) if format_for_suffix(Path(p)) is not None]
         elif not exists(place):
             raise InputError("no such file or directory", path=place)
+        records: list[Record | None] = []
         for path in files:
             with suppress(PrecconvError):
                 reader = open_reader(path)
                 reader.file.close()
                 if KEY in reader.metadata:
-                    return cls(files, read_record(reader.metadata), has_record=True)
-        return cls(files, None, has_record=False)
+                    records.append(read_record(reader.metadata))
+        known = [r for r in records if r is not None]
+        options: dict[str, Any] = {}
+        for record in known:  # those of a component that are usual for it are not in its file
+            options = {**record.options, **options}
+        return cls(files, replace(known[0], options=options) if known else None, has_record=bool(records))
 
     def target(self, shown: StrPath) -> str:
         """The dtype of most of its floats.
@@ -280,7 +300,7 @@ def _held(place: Path, against: StrPath, request: Request, progress: Progress, i
 
 def _file(place: Path, against: StrPath, request: Request, progress: Progress) -> Held:
     """One file against one file."""
-    request = replace(request, shared=request.shared or "clone")
+    request = request.with_shared()
     source, beside = checkpoint_file(against)
     with open_checkpoint(
         source, weights=request.weights, select=request.select, strip_wrappers=request.strip_wrappers
@@ -294,7 +314,7 @@ def _file(place: Path, against: StrPath, request: Request, progress: Progress) -
         with collector_paused():
             task = make_task(found, made, named_as(place, fmt), fmt, request)
         proven = prove_file(task, place, progress)
-        return Held(proven.task.plan, proven.mismatches, made.notes, 1, proven.nbytes)
+        return Held(proven.task.plan, proven.mismatches, made.notes, 1, proven.nbytes, (), proven.uncompared)
 
 
 def _format(place: Path) -> Format | None:

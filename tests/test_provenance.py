@@ -61,10 +61,7 @@ def test_the_record_is_the_options_the_source_and_the_version_as_sorted_json(sou
         ({"to": "bf16", "shard_size": "5GB"}, {"to": "bf16", "shard_size": 5_000_000_000}),
         ({"to": "bf16", "component": ["vae=float"]}, {"to": "bf16", "component": {"vae": "fp32"}}),
         ({"to": "bf16", "keep": ["a"], "rule": ["b=half"]}, {"to": "bf16", "rule": ["b=fp16", "a=keep"]}),
-        (
-            {"to": "bf16", "on_overflow": "clamp", "shared": "clone"},
-            {"to": "bf16", "on_overflow": "clamp", "shared": "clone"},
-        ),
+        ({"to": "bf16", "on_overflow": "clamp", "shared": "clone"}, {"to": "bf16", "on_overflow": "clamp"}),
         ({"to": "bf16", "workers": 3, "verify": "full", "force": True, "durable": True}, {"to": "bf16"}),
         ({"to": "bf16", "on_nonfinite": "error", "max_underflow": 0.5}, {"to": "bf16"}),
     ],
@@ -125,6 +122,50 @@ def test_without_it_the_output_is_what_the_library_writes(source: Path, tmp_path
     assert metadata(out) == {"format": "pt"}
     save_file({n: x.bfloat16() for n, x in load_file(source).items()}, theirs, metadata={"format": "pt"})
     assert out.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [{"shared": "clone"}, {"format": "safetensors"}, {"norms": "fp32", "preset": "auto"}, {"on_overflow": "error"}],
+    ids=str,
+)
+def test_a_default_that_is_spelled_out_changes_nothing(source: Path, tmp_path: Path, spelled: dict[str, Any]) -> None:
+    plain, out = tmp_path / "plain.safetensors", tmp_path / "out.safetensors"
+    precconv.convert(source, to="bf16", output=plain)
+    precconv.convert(source, to="bf16", output=out, **spelled)
+    assert out.read_bytes() == plain.read_bytes()
+    assert precconv.verify(plain, against=source, **spelled).proven
+
+
+def test_a_report_proves_what_it_is_about_record_and_all(source: Path, tmp_path: Path) -> None:
+    torch.save({"state_dict": load_file(source), "epoch": 1}, tmp_path / "m.ckpt")
+    directory = sharded(tmp_path / "source", layers(2))
+    report = tmp_path / "r.json"
+    made: list[tuple[Path, str, dict[str, Any]]] = [
+        (source, "a.safetensors", {}),
+        (source, "b.safetensors", {"rounding": "stochastic", "keep": ["a.*"]}),
+        (tmp_path / "m.ckpt", "c.safetensors", {"shared": "clone"}),
+        (tmp_path / "m.ckpt", "d.safetensors", {"shared": "drop"}),
+        (directory, "e.safetensors", {}),
+        (directory, "f", {}),
+        (directory, "g", {"shared": "drop"}),
+    ]
+    for path, name, options in made:
+        precconv.convert(path, to="bf16", output=tmp_path / name, report=report, force=True, **options)
+        assert precconv.verify(tmp_path / name, against=path, report=report).proven, name
+        assert precconv.verify(tmp_path / name, against=path).proven, name
+
+
+def test_what_components_record_is_put_together(tmp_path: Path) -> None:
+    """What is usual for one component, and so not in its file, need not be for another."""
+    state = {"t": weight(1), "u": weight(2)}
+    source = pipeline(tmp_path / "source", aaa=state, text_encoder=state)
+    (source / "text_encoder" / "config.json").write_text('{"model_type": "toy"}')
+    precconv.convert(source, to="bf16", output=tmp_path / "out", shared="clone")
+    kinds = {p.parent.name: record(p)["options"] for p in (tmp_path / "out").rglob("*.safetensors")}
+    assert kinds == {"aaa": {"to": "bf16"}, "text_encoder": {"to": "bf16", "shared": "clone"}}
+    found = precconv.verify(tmp_path / "out", against=source)
+    assert (found.proven, found.options["shared"]) == (True, "clone")
 
 
 def test_what_a_source_says_of_how_it_was_made_is_not_said_of_what_is_made_of_it(source: Path, tmp_path: Path) -> None:

@@ -616,6 +616,10 @@ def test_the_command_says_what_is_not_and_exits_with_4(pair: tuple[Path, Path]) 
     assert f"{out} is not --to bf16 of {source}" in result.stdout
     assert "README.md: is not as the conversion writes it" in result.stdout
     assert "--ignore 'README.md'" in result.stdout
+    ignoring = run("verify", out, "--against", source, "--ignore", "README.md", "--ignore", "nothing*").stdout
+    assert "every byte but what was to be ignored" in ignoring
+    assert "ignored: README.md" in ignoring
+    assert "--ignore 'nothing*' left nothing out" in ignoring
     assert run("verify", out, "--against", source, "--ignore", "README.md").exit_code == 0
     found = json.loads(run("verify", out, "--against", source, "--json").stdout)
     assert (found["proven"], found["mismatches"][0]["file"]) == (False, "README.md")
@@ -632,6 +636,36 @@ def test_the_command_takes_the_options_of_a_conversion(source: Path, tmp_path: P
     assert run("verify", tmp_path / "nosuch", "--against", source).exit_code == 1
     assert run("verify", out, "--against", tmp_path / "nosuch.safetensors").exit_code == 1
     assert run("verify", out).exit_code == 2
+
+
+def test_the_command_names_the_options_and_says_where_values_are_right(source: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out.safetensors", tmp_path / "other.safetensors"
+    words = [
+        "--to",
+        "bf16",
+        "--on-overflow",
+        "clamp",
+        "--rule",
+        "*.1.*=keep",
+        "--rounding",
+        "stochastic",
+        "--seed",
+        "7",
+    ]
+    assert run(source, "-o", out, *words).exit_code == 0
+    said = run("verify", out, "--against", source).stdout
+    options = "--to bf16 --rule '*.1.*=keep' --on-overflow clamp --rounding stochastic --seed 7"
+    assert f"{out} is {options} of {source}, every byte (options: its record)" in said
+    save_file(tensors(), other, metadata={"format": "np", "note": "kept"})
+    said = run("verify", out, "--against", other).stdout
+    assert "hint: every value is the one that belongs there; the words about them differ" in said
+    edited(out, lambda h: h.update({A: dict(reversed(h[A].items()))}))
+    assert "the bytes around them differ" in run("verify", out, "--against", source).stdout
+    bare = tmp_path / "bare.pt"
+    precconv.convert(source, to="bf16", output=bare, norms="cast")
+    said = run("verify", bare, "--against", source).stdout
+    assert "(the target: by its dtypes)" in said
+    assert "hint: it does not say how it was made" in said
 
 
 def test_many_mismatches_are_counted_and_the_first_shown(source: Path, tmp_path: Path) -> None:

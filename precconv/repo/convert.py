@@ -85,7 +85,7 @@ def plan_files(
     one = single_output(output)
     with open_models(files, request) as models, collector_paused():
         if one is not None:
-            made, _ = as_one(models, replace(request, shared=request.shared or "clone"), one, Progress(0, progress))
+            made, _ = as_one(models, request.with_shared(), one, Progress(0, progress))
             return made
         return plan_of_all(models, plan_models(models, request, Progress(0, progress)), request)
 
@@ -107,7 +107,7 @@ def needs(files: Files, final: Path, request: Request, *, one: bool = False) -> 
     """
     with open_models(files, request) as models, collector_paused():
         if one:
-            made, plan = as_one(models, replace(request.from_headers(), shared=request.shared or "clone"), final)
+            made, plan = as_one(models, request.from_headers().with_shared(), final)
             _check_report(models, final, request)
             _place(models, plan, final, request)
             names, nbytes = [], sum(i.nbytes for i in made.items)
@@ -372,7 +372,7 @@ def as_one(models: Models, request: Request, final: Path, progress: Progress | N
 
 def convert_to_file(files: Files, final: Path, request: Request, progress: ProgressCallback | None) -> Report:
     """Convert a model's one checkpoint to one file."""
-    request = replace(request, shared=request.shared or "clone")
+    request = request.with_shared()
     root, started, phases = files.root, time.perf_counter(), Phases(progress)
     with open_models(files, request) as models:
         made, plan = as_one(models, request.from_headers(), final)

@@ -79,12 +79,8 @@ def _request_for(model: Model, models: Sequence[Model], request: Request) -> Req
         rules.append(Rule("*", "keep", "--component"))
     policy = replace(policy, rules=tuple(rules), target=policy.target if to == "keep" else to)
     is_named = request.lossless is not None and isinstance(to, DType) and (model.name or ".") in request.components
-    return replace(
-        request,
-        policy=policy,
-        lossless="only" if is_named else request.lossless,
-        shared=request.shared or ("drop" if model.is_transformers else "clone"),
-    )
+    request = request.with_shared("drop" if model.is_transformers else "clone")
+    return replace(request, policy=policy, lossless="only" if is_named else request.lossless)
 
 
 def _rule_for(rule: Rule, model: Model, models: Sequence[Model]) -> Rule | None:

@@ -38,6 +38,8 @@ class Held:
     notes: tuple[str, ...]
     files: int
     nbytes: int  #: of the output that were compared
+    ignored: tuple[str, ...] = ()  #: files that were not looked at
+    uncompared: int = 0  #: tensors, as in ``Proven``
 
 
 def prove_files(
@@ -51,7 +53,7 @@ def prove_files(
         plans = plan_models(models, request, progress)
         found: list[Mismatch] = []
         outcomes: dict[str, Outcome] = {}
-        names, nbytes = set[str](), 0
+        names, nbytes, uncompared = set[str](), 0, 0
         for made in plans:
             for output in made.outputs:
                 names.add(output.name)
@@ -59,16 +61,22 @@ def prove_files(
                 task = proven.task
                 outcomes[output.name] = Outcome(task.plan, task.layout.size, task.layout, (), {}, ())
                 found += [replace(m, file=output.name) for m in proven.mismatches]
-                nbytes += proven.nbytes
+                nbytes, uncompared = nbytes + proven.nbytes, uncompared + proven.uncompared
         plan = plan_of_all(models, plans, request, outcomes)
+        skipped = []
         for small in small_files(models, plans, outcomes, model_card(models, plan, request)):
             names.add(small.path)
-            if small.why == INDEX or not ignored(small.path):
-                mismatch, size = _small(models, root, small)
-                found += [] if mismatch is None else [mismatch]
-                nbytes += size
-        found += _unexpected([n for n in list_directory(root) if n not in names and not ignored(n)])
-        return Held(plan, tuple(found), models.notes, len(names), nbytes)
+            if small.why != INDEX and ignored(small.path):
+                skipped.append(small.path)
+                continue
+            mismatch, size = _small(models, root, small)
+            found += [] if mismatch is None else [mismatch]
+            nbytes += size
+        others = [name for name in list_directory(root) if name not in names]
+        skipped += filter(ignored, others)
+        found += _unexpected([name for name in others if not ignored(name)])
+        looked_at = len(names.difference(skipped))
+        return Held(plan, tuple(found), models.notes, looked_at, nbytes, tuple(skipped), uncompared)
 
 
 def _weights(made: ModelPlan, output: Output, root: Path, progress: Progress) -> Proven:
@@ -76,7 +84,7 @@ def _weights(made: ModelPlan, output: Output, root: Path, progress: Progress) ->
     with collector_paused():
         task = make_task(output.found, output.plan, named_as(path, made.fmt), made.fmt, made.request)
     if not path.is_file():
-        return Proven(task, (Mismatch("missing", "is missing"),), 0)
+        return Proven(task, (Mismatch("missing", "is missing"),), 0, len(task.plan.items))
     return prove_file(task, path, progress)
 
 
@@ -118,11 +126,11 @@ def _unexpected(names: Sequence[str]) -> Iterator[Mismatch]:
 
 def prove_as_one(files: Files, path: Path, request: Request, progress: Progress) -> Held:
     """Hold the file ``path`` against what the request makes of a model's one checkpoint."""
-    request = replace(request, shared=request.shared or "clone")
+    request = request.with_shared()
     with open_models(files, request) as models:
         made, plan = as_one(models, request, path, progress)
         fmt = output_format(plan.model.whole.format, path, choice=request.format)
         with collector_paused():
             task = make_task(plan.model.whole, made, named_as(path, fmt), fmt, plan.request)
         proven = prove_file(task, path, progress)
-        return Held(proven.task.plan, proven.mismatches, models.notes, 1, proven.nbytes)
+        return Held(proven.task.plan, proven.mismatches, models.notes, 1, proven.nbytes, (), proven.uncompared)
