@@ -23,7 +23,7 @@ from .twins import ema_only, without_twins
 from .weights import Selection, Weights
 from .weights import select as select_weights
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "open_checkpoint", "renamed"]
 
 #: Bytes of a strided tensor gathered at a time, in each thread.
 _TILE = 8 << 20
@@ -160,6 +160,11 @@ def _unwrapped(found: Checkpoint) -> Checkpoint:
             if taken.setdefault(short, name) != name:
                 message = f"without wrappers, {taken[short]!r} and {name!r} would both be {short!r}"
                 raise UsageError(message, path=found.file.path)
+    return renamed(found, names)
+
+
+def renamed(found: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+    """The same tensors under other names, which differ among themselves; ``names`` has one for each."""
     source = found.source
     infos = [t._replace(name=names[t.name]) for t in source.infos]
     refs = {names[name]: ref for name, ref in source.refs.items()}

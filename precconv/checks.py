@@ -116,8 +116,11 @@ def fallbacks(
     return changes, findings
 
 
-def hint(errors: Sequence[Finding], target: DType) -> str:
-    """The ways out of a refusal, with a pattern for the tensors it names."""
+def hint(errors: Sequence[Finding], target: DType, largest: float = 0.0) -> str:
+    """The ways out of a refusal, with a pattern for the tensors it names.
+
+    ``largest``: of the finite values that do not fit.
+    """
     kinds = {f.check for f in errors}
     tensors = dict.fromkeys(f.tensor for f in errors if f.check != "nonfinite")
     globs = list(dict.fromkeys(map(generalise, tensors)))
@@ -127,7 +130,7 @@ def hint(errors: Sequence[Finding], target: DType) -> str:
         ways.append(f"keep {'it' if len(tensors) == 1 else 'them'} ({keep}{' …' if len(globs) > 3 else ''})")
     if "overflow" in kinds:
         ways += ["keep whatever overflows (--on-overflow keep)", "clamp it (--on-overflow clamp)"]
-        if target.max < BF16.max:
+        if target.max < BF16.max and largest < BF16.overflow_bound:
             ways.append("use --to bf16")
     if "underflow" in kinds:
         ways.append("raise --max-underflow")

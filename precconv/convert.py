@@ -259,7 +259,10 @@ def refusal(errors: Sequence[Finding], request: Request, *, path: str, report: R
     """What a check refused, tensor by tensor."""
     first, *rest = [f"tensor {f.tensor!r}: {f.text}" for f in errors]
     text = "".join([first, *(f"\n{path}: {line}" for line in rest)])
-    return NumericError(text, path=path, hint=hint(errors, request.policy.target), report=report)
+    largest = max((s.overflow_max for s in report.seen.values()), default=0.0)
+    error = NumericError(text, path=path, hint=hint(errors, request.policy.target, largest), report=report)
+    error.tensor = None if rest else errors[0].tensor
+    return error
 
 
 def to_verify(task: Task, made: Plan, layout: Layout) -> list[Chunk]:

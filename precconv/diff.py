@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from .bulk import collector_paused
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, renamed
 from .deviation import Comparison, Deviation, Tolerance
 from .differences import Diff, TensorDiff
 from .dtypes import DType
@@ -54,7 +54,8 @@ def diff(
 
     ``atol``, ``rtol``: finite elements are equal where |a - b| <= atol + rtol * |a|; the one not given is 0.  Without
     either they are equal bit for bit where the dtypes are the same, by value where they differ.
-    ``strip_wrappers``: match names without the wrapper modules (``module.``, ``_orig_mod.``) in them.
+    ``strip_wrappers``: match names without the wrapper modules (``module.``, ``_orig_mod.``) in them, and where no name
+    is on both sides without what all names of one begin with, as the module of a Lightning checkpoint.
     ``weights_a``, ``select_a``, ``weights_b``, ``select_b``: which weights of a training checkpoint, as in ``convert``.
     ``workers``: threads; by default one for each usable core.  The numbers do not depend on it.
     ``progress``: called in this thread with (done, total) bytes of both files.
@@ -67,14 +68,30 @@ def diff(
             stack.enter_context(opened(source, weights=weights, select=select, strip_wrappers=strip_wrappers))
             for source, weights, select in ((a, weights_a, select_a), (b, weights_b, select_b))
         )
-        return compare_sides(
-            one,
-            other,
-            names=(os.fspath(a), os.fspath(b)),
-            tolerance=tolerance,
-            workers=threads,
-            progress=progress,
-        )
+        names = (os.fspath(a), os.fspath(b))
+        notes: tuple[str, ...] = ()
+        if strip_wrappers:
+            one, other, notes = _aligned(one, other, names)
+        found = compare_sides(one, other, names=names, tolerance=tolerance, workers=threads, progress=progress)
+        return replace(found, notes=(*notes, *found.notes), unwrapped=strip_wrappers)
+
+
+def _aligned(a: Side, b: Side, names: tuple[str, str]) -> tuple[Side, Side, tuple[str, ...]]:
+    """Both sides, where they have no name in common one of them without a module that holds all of it."""
+    if a.keys() != {""} or b.keys() != {""}:
+        return a, b, ()
+    left, right = ({t.name for t in side[""].infos} for side in (a, b))
+    for side, own, there, name in ((a, left, right, names[0]), (b, right, left, names[1])):
+        prefix = next(iter(own), "").partition(".")[0] + "."
+        if own & there or not all(n.startswith(prefix) for n in own):
+            continue
+        short = {n: n.removeprefix(prefix) for n in own}
+        if there.isdisjoint(short.values()):
+            continue
+        note = f"{name}: names are matched without {prefix!r}, which all of them begin with"
+        stripped = {"": renamed(side[""], short)}
+        return (stripped, b, (note,)) if side is a else (a, stripped, (note,))
+    return a, b, ()
 
 
 def _tolerance(atol: float | None, rtol: float | None) -> Tolerance | None:

@@ -120,6 +120,7 @@ class Diff:
     notes: tuple[str, ...]
     tolerance: Tolerance | None
     seconds: float
+    unwrapped: bool = False  #: whether names were matched without wrapper modules
 
     @property
     def equal(self) -> bool:

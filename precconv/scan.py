@@ -66,10 +66,16 @@ class TensorScan:
         return Judged(item, self.measure)
 
     @property
-    def risk(self) -> tuple[int, float, float]:
-        """Overflow, share of underflow and relative error, of the target that is worst for it."""
+    def risk(self) -> tuple[int, int, float, float]:
+        """Overflow, NaN and Inf, share of underflow and relative error, of the target that is worst for it."""
         found = [judged.risk for to in self.items if (judged := self.judged(to)) is not None]
-        return max(found, default=(-1, 0.0, 0.0))
+        overflow, underflow, error = max(found, default=(0 if self.nonfinite else -1, 0.0, 0.0))
+        return overflow, self.nonfinite, underflow, error
+
+    @property
+    def nonfinite(self) -> int:
+        """NaN and Inf in it, whatever becomes of it."""
+        return 0 if self.measure is None else self.measure.nan + self.measure.inf
 
     def to_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -128,10 +134,11 @@ class Scan:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict(self.source, self.judgements, self.totals, share=self.share, options=self.options)
+        odd = [t.name for t in self.ranked() if t.nonfinite] if self.totals.nan or self.totals.inf else []
+        return verdict(self.source, self.judgements, self.totals, odd=odd, share=self.share, options=self.options)
 
     def ranked(self) -> list[TensorScan]:
-        """Tensors at risk first: by overflow, then underflow, then error, where a target would cast them."""
+        """Tensors at risk first: by overflow, NaN and Inf, underflow, then error, where a target would cast them."""
         return sorted(self.tensors, key=lambda t: t.risk, reverse=True)
 
     def to_dict(self, top: int | None = None) -> dict[str, Any]:

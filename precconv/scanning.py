@@ -69,9 +69,7 @@ def scan(
     Raises InputError, HubError, UsageError or RuleError.
     """
     if str(to).lower() == "auto":
-        raise UsageError(
-            "a scan is about one dtype or about all, auto is what a conversion makes of it", hint="leave out --to"
-        )
+        raise UsageError("--to auto is for a conversion: a scan says what each dtype would lose", hint="leave out --to")
     requests = {
         request.policy.target: request
         for target in ((to,) if to is not None else _HALVES)

@@ -11,6 +11,7 @@ from .inspection import Inspection
 from .plan import Item, Plan
 from .presets import Preset
 from .proof import Mismatch, Proof
+from .provenance import KEY, read_record
 from .report import Report
 
 __all__ = ["diff", "failure", "inspection", "plan", "proof", "report", "size", "warnings"]
@@ -80,7 +81,10 @@ def inspection(found: Inspection, *, tensors: bool) -> str:
         lines += table([["  dtype", "tensors", "elements", "size"], *rows], right=" rrr")
     lines += [f"note: {printable(note)}" for note in found.notes]
     lines += [f"structure {printable(line)}" for line in found.structure]
-    lines += [f"metadata {printable(key)}: {_short(value)}" for key, value in found.metadata.items()]
+    lines += [
+        f"metadata {printable(key)}: {repr(value) if key == KEY and read_record(found.metadata) else _short(value)}"
+        for key, value in found.metadata.items()
+    ]
     if tensors and len(found):
         rows = [[t.name, t.dtype.name, shape(t.shape), size(t.nbytes)] for t in found]
         lines += ["", *table([["tensor", "dtype", "shape", "size"], *rows], right="   r")]
@@ -179,15 +183,17 @@ def diff(found: Diff, *, top: int) -> str:
     lines += [f"  {count(n, 'tensor')} {a} against {b}" for (a, b), n in found.dtypes.items()]
     if changed:
         lines.append(f"  {_total(found)}")
+        beyond = ["beyond"] if found.tolerance is not None else []
         rows = [_diff_row(t) for t in changed[:top]]
-        heads = ["tensor", "dtype", "shape", "differing", "max abs", "rel RMS", "SNR dB", "worst"]
-        lines += ["", *table([heads, *rows], right="   rrrr")] if rows else []
+        heads = ["tensor", "dtype", "shape", "differing", *beyond, "max abs", "rel RMS", "SNR dB", "worst"]
+        lines += ["", *table([heads, *rows], right="   rrrr" + "r" * len(beyond))] if rows else []
         if len(changed) > top:
-            lines.append(f"and {count(len(changed) - top, 'tensor')} more (--top {len(changed)})")
+            lines.append(f"and {count(len(changed) - top, 'tensor')} more (--top {len(changed)} shows all)")
     if not found.tensors and found.only_a and found.only_b:
+        wrappers = "" if found.unwrapped else "--strip-wrappers sees through wrapper modules, "
         lines.append(
-            "note: no name is on both sides; --strip-wrappers sees through wrapper modules, "
-            "--select-a and --select-b choose other weights of a torch checkpoint"
+            f"note: no name is on both sides; {wrappers}--select-a and --select-b choose other weights of a torch "
+            "checkpoint"
         )
     lines += [f"note: {printable(note)}" for note in found.notes]
     return "\n".join(lines)
@@ -230,13 +236,16 @@ def _diff_row(t: TensorDiff) -> list[str]:
     dtype, dims = (
         str(x) if x == y else f"{x} / {y}" for x, y in ((t.a.dtype, t.b.dtype), (shape(t.a.shape), shape(t.b.shape)))
     )
+    within = t.tolerance is not None
     if t.problem is not None:
-        return [t.name, dtype, dims, "", "", "", "", f"not compared: {t.problem}"]
+        return [t.name, dtype, dims, *[""] * (5 if within else 4), f"not compared: {t.problem}"]
+    only_odd = t.found.nonfinite and not t.found.squared_errors  # NaN or Inf on one side: they have no error
     numbers = [
-        "" if value is None else f"{value:{spec}}"
+        "" if value is None or only_odd else f"{value:{spec}}"
         for value, spec in ((t.max_abs_error, ".3g"), (t.relative_rms_error, ".3g"), (t.snr_db, ".1f"))
     ]
-    return [t.name, dtype, dims, f"{t.differing:,}", *numbers, _worst(t)]
+    beyond = [f"{t.found.beyond:,}"] if within else []
+    return [t.name, dtype, dims, f"{t.differing:,}", *beyond, *numbers, _worst(t)]
 
 
 def _worst(t: TensorDiff) -> str:

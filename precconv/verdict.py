@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .checks import UNDERFLOW_WARNING
-from .dtypes import BF16, DType
+from .dtypes import BF16, FP32, DType
 from .measures import Loss, Measure, total_loss
 from .plan import Item
 from .rules import generalise
@@ -58,6 +58,16 @@ class Judgement:
         return self.loss.is_exact
 
     @property
+    def exact(self) -> list[Judged]:
+        """Tensors of which no value would change."""
+        return [t for t in self.cast if t.loss.is_exact]
+
+    @property
+    def is_nearly_exact(self) -> bool:
+        """Whether most of what would be cast loses nothing, but not all: an upcast in which something was changed."""
+        return not self.is_exact and 2 * sum(t.measure.n for t in self.exact) > sum(t.measure.n for t in self.cast)
+
+    @property
     def overflowing(self) -> list[Judged]:
         return [t for t in self.cast if t.loss.overflow]
 
@@ -99,11 +109,13 @@ def verdict(
     judgements: Sequence[Judgement],
     total: Measure,
     *,
+    odd: Sequence[str] = (),
     share: float | None = None,
     options: Sequence[str] = (),
 ) -> Verdict:
     """The verdict over what was judged; ``total`` is the measure of the whole source.
 
+    ``odd``: names of the tensors that hold NaN or Inf.
     ``share``: of the values, where only a sample was read.  ``options``: of the command line, for the plans.
     """
     sampled = share is not None
@@ -111,7 +123,9 @@ def verdict(
     unsafe = [f"{j.to}: {_blame(j)}" for j in judgements if not j.is_safe]
     if total.nan or total.inf:
         holder = "the sample" if sampled else "the source"
-        unsafe.append(f"{holder} holds {total.nan} NaN and {total.inf} Inf among {total.n} values")
+        others = f" and {_tensors(len(odd) - 1)} more" if odd[1:] else ""
+        where = f" (in {odd[0]!r}{others})" if odd else ""
+        unsafe.append(f"{holder} holds {total.nan} NaN and {total.inf} Inf among {total.n} values{where}")
     nothing = "nothing was found, in what was read" if sampled else "nothing was found"
     command = _command(source, judgements, options, sampled=sampled)
     return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or nothing, command, share)
@@ -131,7 +145,9 @@ def _praise(j: Judgement, *, sampled: bool) -> str:
     worst = max(j.cast, key=lambda t: t.loss.relative_rms_error)
     zeros = f", {_values(j.loss.underflow)} to 0" if j.loss.underflow else ""
     everything = "everything that was read" if sampled else "everything"
-    return f"{everything} fits{zeros}, SNR {j.loss.snr:.1f} dB (least {worst.loss.snr:.1f} dB in {worst.name!r})"
+    exact = f", {len(j.exact)} of {_tensors(len(j.cast))} lose nothing" if j.is_nearly_exact and not sampled else ""
+    least = f"least {worst.loss.snr:.1f} dB in {worst.name!r}"
+    return f"{everything} fits{zeros}{exact}, SNR {j.loss.snr:.1f} dB ({least})"
 
 
 def _blame(j: Judgement) -> str:
@@ -176,12 +192,15 @@ def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str
     if sampled and best.is_exact:
         parts.append("--lossless-only")  # what a sample shows, the whole has to keep
     if best.overflowing:
-        parts += ["--on-overflow", "fp32"]
+        is_wider = any(t.measure.loss(FP32).overflow for t in best.overflowing)
+        parts += ["--on-overflow", "keep" if is_wider else "fp32"]
     globs = dict.fromkeys(generalise(t.name) for t in best.underflowing if not t.loss.overflow)
     for glob in [*globs][:3]:
         parts += ["--keep", shlex.quote(glob)]
     if len(globs) > 3:
         parts.append("…")
-    if best.overflowing and best.to.max < BF16.max:
+    if best.overflowing and best.to.max < BF16.max and not any(t.measure.loss(BF16).overflow for t in best.cast):
         return f"{' '.join(parts)}, or --to bf16"
+    if best.is_nearly_exact and not sampled:
+        return f"{' '.join(parts)}, or --to auto, which casts only what loses nothing"
     return " ".join(parts)

@@ -400,7 +400,7 @@ def test_the_table_has_the_worst_first_and_no_more_than_asked_for(tmp_path: Path
     assert [line.split()[0] for line in lines[4:]] == ["tensor", "nan", "large", "small"]
     assert lines[5].endswith("[0]: 1 / nan")
     short = run("diff", *paths, "--top", "1").stdout.splitlines()
-    assert short[-1] == "and 2 tensors more (--top 3)"
+    assert short[-1] == "and 2 tensors more (--top 3 shows all)"
     assert len(short) == len(lines) - 1
 
 
@@ -451,3 +451,38 @@ def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
     done = run("diff", file(tmp_path / "a.pt", a), file(tmp_path / "b.pt", b))
     assert "\\x1b[2Jw" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_module_that_holds_the_whole_model_is_seen_through_on_request(tmp_path: Path) -> None:
+    """As Lightning saves one: its names begin with the attribute that the model lies under."""
+    state = {"model.embed.weight": torch.randn(5, 4), "lm_head.weight": torch.randn(4, 5)}
+    bare, wrapped = tmp_path / "bare.safetensors", tmp_path / "epoch.ckpt"
+    write_checkpoint(bare, state)
+    torch.save({"state_dict": {f"net.{n}": x for n, x in state.items()}, "epoch": 3}, wrapped)
+    for pair in ((bare, wrapped), (wrapped, bare)):
+        assert not precconv.diff(*pair).equal
+        found = precconv.diff(*pair, strip_wrappers=True)
+        assert (found.equal, len(found.tensors)) == (True, 2)
+        assert f"{wrapped}: names are matched without 'net.', which all of them begin with" in found.notes
+    write_checkpoint(bare, {"other": torch.ones(2)})
+    done = run("diff", bare, wrapped, "--strip-wrappers")
+    assert done.exit_code == 3
+    assert "note: no name is on both sides; --select-a" in done.stdout
+
+
+def test_with_a_tolerance_a_column_says_how_many_elements_are_beyond_it(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    x = torch.randn(4, 4)
+    write_checkpoint(a, {"far": x, "near": x, "nan": x})
+    y = x.clone()
+    y[0] += 0.5
+    z = x.clone()
+    z[1, 1] = torch.nan
+    write_checkpoint(b, {"far": y, "near": x + 1e-5, "nan": z})
+    lines = run("diff", a, b, "--atol", "1e-3").stdout.splitlines()
+    head = next(line for line in lines if line.startswith("tensor"))
+    assert head.split()[3:5] == ["differing", "beyond"]
+    rows = {line.split()[0]: line for line in lines[lines.index(head) + 1 :] if line}
+    assert rows["far"].split()[4:6] == ["4", "4"]
+    assert rows["near"].split()[5] == "0"
+    assert "inf" not in rows["nan"].partition("nan at")[0].split()

@@ -208,7 +208,7 @@ def test_tensors_that_lose_more_than_a_percent_to_zero_are_named_and_kept(tmp_pa
 
 def test_odd_values_of_the_source_are_mentioned(tmp_path: Path) -> None:
     x = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
-    assert scanned(tmp_path, {"x": x}).verdict.unsafe == "the source holds 1 NaN and 2 Inf among 4 values"
+    assert scanned(tmp_path, {"x": x}).verdict.unsafe == "the source holds 1 NaN and 2 Inf among 4 values (in 'x')"
 
 
 def test_a_file_that_is_in_the_target_has_nothing_to_cast(tmp_path: Path) -> None:
@@ -246,6 +246,47 @@ def test_what_is_not_among_the_choices_is_refused(options: dict[str, Any]) -> No
 def test_a_rule_that_matches_nothing_is_refused_before_anything_is_read() -> None:
     with pytest.raises(precconv.RuleError):
         precconv.scan(LLAMA, keep=["nothing.like.this"])
+
+
+def test_what_holds_nan_is_named_and_stands_right_after_what_overflows(tmp_path: Path) -> None:
+    x = {f"l.{i}.weight": torch.randn(4, 8) * 0.1 for i in range(30)}
+    x["l.7.weight"][2, 3] = torch.nan
+    x["model.norm.weight"] = torch.ones(8)
+    x["model.norm.weight"][0] = torch.inf
+    x["l.9.weight"][0, 0] = 1e5
+    found = scanned(tmp_path, x)
+    assert [t.name for t in found.ranked()[:3]] == ["l.9.weight", "l.7.weight", "model.norm.weight"]
+    said = f"the source holds 1 NaN and 1 Inf among {30 * 32 + 8} values (in 'l.7.weight' and 1 tensor more)"
+    assert found.verdict.unsafe.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("large", "run"),
+    [
+        (torch.tensor([[1.0, 1e5]]), "--to fp16 --on-overflow fp32, or --to bf16"),
+        (torch.tensor([[1.0, torch.finfo(torch.float32).min]]), "--to fp16 --on-overflow fp32"),
+        (torch.tensor([[1.0, 1e300]], dtype=torch.float64), "--to fp16 --on-overflow keep"),
+    ],
+    ids=["1e5", "lowest", "1e300"],
+)
+def test_the_command_to_run_runs(tmp_path: Path, large: torch.Tensor, run: str) -> None:
+    found = scanned(tmp_path, {"w": torch.randn(8, 8), "mask": large}, to="fp16")
+    assert found.verdict.run.endswith(run)
+    for words in found.verdict.run.split(", or "):
+        to, *rest = words.partition("--to ")[2].split()
+        policy: dict[str, Any] = {"on_overflow": rest[1]} if rest else {}
+        assert precconv.convert(
+            tmp_path / "x.safetensors", to=to, output=tmp_path / "o.safetensors", force=True, **policy
+        ).ok
+
+
+def test_a_file_that_is_nearly_an_upcast_is_said_to_be_so(tmp_path: Path) -> None:
+    x = {f"l.{i}.weight": torch.randn(16, 16).bfloat16().float() for i in range(30)}
+    x["l.3.weight"][1, 1] += 1e-4
+    found = scanned(tmp_path, x, to="bf16")
+    assert "everything fits, 29 of 30 tensors lose nothing, SNR " in found.verdict.safe
+    assert found.verdict.run.endswith("--to bf16, or --to auto, which casts only what loses nothing")
+    assert found.judgements[0].is_nearly_exact
 
 
 # --- trained files: checked once by hand, and against numpy -------------------------------------------------
