@@ -494,3 +494,22 @@ def test_a_wait_that_the_hub_asks_for_is_kept_but_not_any() -> None:
 def test_what_does_not_pass_is_raised_at_once() -> None:
     with pytest.raises(HubError):
         persistently(failing([HubError("x", kind="permission")]), sleep=lambda _: pytest.fail("waited"))
+
+
+@pytest.mark.parametrize("state", ["none", "closed"])
+def test_a_session_that_another_thread_has_just_closed_is_a_failed_connection(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """What ``close_session`` leaves for whoever has asked for the session at that moment."""
+    session = HTTP.Client()
+    session.close()
+    found = None if state == "none" else session
+    monkeypatch.setattr("huggingface_hub.utils._http.get_session", lambda: found)
+    error = failure(lambda: client().model_info(REPO))
+    assert (error.kind, error.is_passing) == ("connection", True)
+    assert hub.seen("GET") == []
+
+
+def test_an_error_of_our_own_is_not_the_clients() -> None:
+    with pytest.raises(AttributeError), translated(REPO):
+        None.request()  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def _foreign() -> tuple[type[BaseException], ...]:
     errors = sys.modules.get("huggingface_hub.errors")
     of_client = [getattr(errors, name) for name in _OF_CLIENT if hasattr(errors, name)]
     of_http = [sys.modules[name].HTTPError for name in _HTTP if hasattr(sys.modules.get(name), "HTTPError")]
-    return (OSError, RuntimeError, ValueError, *of_client, *of_http)
+    return (OSError, RuntimeError, ValueError, AttributeError, *of_client, *of_http)
 
 
 def scrubbed(text: str, *secrets: str) -> str:
@@ -259,7 +260,7 @@ def _stored(status: int, about: _About) -> _Said:
 
 
 def _unreached(error: BaseException, about: _About) -> _Said | None:
-    of_http = type(error).__module__.partition(".")[0] in _HTTP
+    of_http = type(error).__module__.partition(".")[0] in _HTTP or _has_lost_client(error)
     if not of_http and not (isinstance(error, ConnectionError | TimeoutError) or _is_a(error, "SSLError", "gaierror")):
         return None
     if "CERTIFICATE_VERIFY" in str(error) or _is_a(error, "SSLError"):
@@ -269,3 +270,16 @@ def _unreached(error: BaseException, about: _About) -> _Said | None:
     if isinstance(error, TimeoutError) or _is_a(error, "TimeoutException", "Timeout"):
         return _Said("connection", f"{about.endpoint} did not answer in time", hint)
     return _Said("connection", f"the connection to {about.endpoint} failed", hint)
+
+
+def _has_lost_client(error: BaseException) -> bool:
+    """All threads share the client's session, which one whose connection failed closes under the others.
+
+    They find none (``get_session`` of huggingface_hub 2.4 looks for it twice), or a closed one.
+    """
+    if isinstance(error, RuntimeError):
+        return str(error) == "Cannot send a request, as the client has been closed."
+    if not isinstance(error, AttributeError) or error.obj is not None:
+        return False
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and str(frames[-1][0].f_globals.get("__name__")).startswith("huggingface_hub.")
