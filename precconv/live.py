@@ -107,10 +107,10 @@ def cast_state_dict(
     return _assembled(state, made, work.made), report(done=True)
 
 
-def _kept(rest: Sequence[str]) -> Iterator[str]:
+def _kept(rest: Sequence[object]) -> Iterator[str]:
     if rest:
         more = f" and {len(rest) - _LISTED} more" if len(rest) > _LISTED else ""
-        yield f"no tensors, kept as they are: {', '.join(rest[:_LISTED])}{more}"
+        yield f"no tensors, kept as they are: {', '.join(map(str, rest[:_LISTED]))}{more}"
 
 
 def _assembled(state: Mapping[str, Any], made: Plan, new: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -129,6 +129,7 @@ def _assembled(state: Mapping[str, Any], made: Plan, new: Mapping[str, torch.Ten
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     import torch
+    from torch.nn.parameter import is_lazy
 
     if not isinstance(state, Mapping):
         raise UsageError(f"a {type(state).__name__} is not a state dict", hint="pass module.state_dict()")
@@ -136,6 +137,9 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     for name in found:
         if not isinstance(name, str):
             raise UsageError(f"the key {name!r} is not a name: a state dict has strings")
+        if is_lazy(found[name]):  # has no shape, dtype or values yet
+            hint = "call the model once on an input, which makes the parameter"
+            raise UsageError("is not initialised", path=_NAME, tensor=name, hint=hint)
     if state and not found:
         raise UsageError("holds no tensors", path=_NAME, hint="if the state dict is inside, pass it, as state['model']")
     return found

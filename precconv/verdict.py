@@ -188,18 +188,18 @@ def _command(source: str, judgements: Sequence[Judgement], options: Sequence[str
     ):  # it is in one of the types asked for: any other loses something, or gains nothing
         return f"nothing: there is nothing to cast to {next(j.to for j in judgements if not j.cast)}"
     best = max(useful, key=lambda j: (j.is_exact, j.is_safe, not j.overflowing, j.loss.snr, j.to is BF16))
-    parts = ["precconv", shlex.quote(source), "--to", best.to.name, *map(shlex.quote, options)]
+    place = f"./{source}" if source.startswith("-") else source
+    parts = ["precconv", shlex.quote(place), "--to", best.to.name, *map(shlex.quote, options)]
     if sampled and best.is_exact:
         parts.append("--lossless-only")  # what a sample shows, the whole has to keep
     if best.overflowing:
-        is_wider = any(t.measure.loss(FP32).overflow for t in best.overflowing)
-        parts += ["--on-overflow", "keep" if is_wider else "fp32"]
+        held = not any(t.measure.loss(FP32).overflow for t in best.overflowing)  # FP64 may not even fit FP32
+        parts += ["--on-overflow", "fp32" if held else "keep"]
     globs = dict.fromkeys(generalise(t.name) for t in best.underflowing if not t.loss.overflow)
-    for glob in [*globs][:3]:
+    for glob in globs:
         parts += ["--keep", shlex.quote(glob)]
-    if len(globs) > 3:
-        parts.append("…")
-    if best.overflowing and best.to.max < BF16.max and not any(t.measure.loss(BF16).overflow for t in best.cast):
+    fits_bf16 = not any(t.measure.loss(BF16).overflow for t in best.cast)
+    if best.overflowing and best.to.max < BF16.max and fits_bf16:
         return f"{' '.join(parts)}, or --to bf16"
     if best.is_nearly_exact and not sampled:
         return f"{' '.join(parts)}, or --to auto, which casts only what loses nothing"

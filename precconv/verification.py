@@ -241,8 +241,8 @@ def _options(
     """The options of the conversion, and where they come from."""
     if report is not None:
         base, told = _of_report(Path(report)), "report"
-    elif said.record is not None:
-        base, told = _checked(said.record.options, f"the record in {os.fspath(shown)}"), "record"
+    elif (followed := _of_record(said, shown, is_needed="to" not in given)) is not None:
+        base, told = followed, "record"
     else:
         told = "arguments" if "to" in given else "dtypes"
         base = {"format": said.format} | ({} if "to" in given else {"to": said.target(shown)})
@@ -251,6 +251,18 @@ def _options(
     if "rules" in given:
         base.pop("rule", None)
     return {**base, **given}, told
+
+
+def _of_record(said: _Said, shown: StrPath, *, is_needed: bool) -> dict[str, Any] | None:
+    """The options of the record; None where there is none, or none that can be followed and it is not needed."""
+    if said.record is None:
+        return None
+    try:
+        return _checked(said.record.options, f"the record in {os.fspath(shown)}")
+    except UsageError:
+        if is_needed:
+            raise
+        return None
 
 
 def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -286,7 +298,10 @@ def _of_report(path: Path) -> dict[str, Any]:
 def _held(place: Path, against: StrPath, request: Request, progress: Progress, ignore: Sequence[str]) -> Held:
     files: Files | None
     if is_directory(against):
-        files = local_files(Path(against), skip=(place, home_of(place)))
+        whole = place.absolute()  # "." has no name, and so no stage beside it
+        files = local_files(Path(against), skip=(place, *([home_of(whole)] if whole.name else [])))
+    elif parse_ref(against) is None and not exists(against):
+        raise InputError("no such file or directory", path=against)
     else:
         files = model_files(against, request)
     if not is_directory(place):

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import precconv
 from precconv import cast_state_dict
 from precconv.dtypes import BF16, CASTABLE, FP16, FP32, TARGETS, DType
+from precconv.errors import UsageError
 from precconv.live import _blocks
 from precconv.runs import CHUNK_BYTES
 
@@ -308,6 +309,17 @@ def test_what_would_not_be_cast_anyway_is_passed_on() -> None:
     got, _ = cast_state_dict(state, to="bf16")
     assert got["q"] is quantized
     assert got["i"] is state["i"]
+
+
+def test_a_parameter_that_is_not_initialised_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="'weight': is not initialised"):
+        cast_state_dict(torch.nn.LazyLinear(3).state_dict(), to="bf16")
+
+
+def test_what_is_no_tensor_may_have_a_key_that_is_no_name() -> None:
+    state, report = cast_state_dict({7: "x", "a": torch.ones(2, 2)}, to="bf16")  # type: ignore[dict-item]
+    assert list(state) == [7, "a"]
+    assert report.plan.notes[0] == "no tensors, kept as they are: 7"
 
 
 def test_what_is_no_state_dict_is_refused() -> None:

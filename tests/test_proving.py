@@ -518,6 +518,18 @@ def test_an_output_within_its_source_is_no_part_of_it(tmp_path: Path) -> None:
     proven(source / "half", source)
 
 
+def test_the_directory_that_one_is_in_can_be_proven(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = pair
+    monkeypatch.chdir(out)
+    proven(Path(), source.absolute())
+
+
+def test_a_source_that_is_not_there_is_said_to_be_so(pair: tuple[Path, Path]) -> None:
+    _, out = pair
+    with pytest.raises(InputError, match="no such file or directory"):
+        precconv.verify(out, against=out.with_name("nosuch"))
+
+
 def test_a_directory_and_a_file_are_not_held_against_each_other(pair: tuple[Path, Path]) -> None:
     source, out = pair
     with pytest.raises(UsageError, match="is a directory"):
@@ -558,6 +570,14 @@ def test_a_record_that_cannot_be_followed_is_said_to_be_so(
     edited(out, lambda h: h["__metadata__"].update({KEY: text}))
     with pytest.raises(UsageError, match=sentence):
         precconv.verify(out, against=source)
+
+
+def test_options_that_are_given_stand_in_for_a_record_that_cannot_be_followed(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    precconv.convert(source, to="bf16", output=out)
+    text = '{"options":{"to":"bf16","later":1},"source":{"bytes":1,"header":"x"},"version":"9"}'
+    edited(out, lambda h: h["__metadata__"].update({KEY: text}))
+    assert said(mismatches(out, source, to="bf16")) == [("record", None)]
 
 
 @pytest.mark.parametrize(

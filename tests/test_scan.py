@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,27 @@ def test_overflow_is_the_first_thing_to_say_and_the_way_out_is_the_command(tmp_p
     both = scanned(tmp_path, tensors)
     assert both.verdict.run == f"precconv {tmp_path / 'x.safetensors'} --to bf16"
     assert both.verdict.safe.startswith("bf16: everything fits, SNR 5")
+
+
+def test_what_not_even_fp32_holds_is_kept_by_the_command(tmp_path: Path) -> None:
+    found = scanned(tmp_path, {"a.weight": torch.full((4, 4), 1e300, dtype=torch.float64)}, to="fp16")
+    assert found.verdict.run == f"precconv {tmp_path / 'x.safetensors'} --to fp16 --on-overflow keep"
+    assert run(*shlex.split(found.verdict.run)[1:], "-o", tmp_path / "out.safetensors").exit_code == 0
+
+
+def test_the_command_keeps_everything_that_would_become_zero(tmp_path: Path) -> None:
+    tensors = {f"{name}.weight": torch.full((10, 10), 1e-9) for name in "abcdef"}
+    found = scanned(tmp_path, tensors | {"fine.weight": torch.randn(10, 10)}, to="fp16")
+    assert found.verdict.run.endswith(" ".join(f"--keep {name}.weight" for name in "abcdef"))
+    assert run(*shlex.split(found.verdict.run)[1:], "-o", tmp_path / "out.safetensors").exit_code == 0
+
+
+def test_a_source_that_begins_like_an_option_is_no_option_in_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(Path("-x.safetensors"), {"a.weight": torch.randn(4, 4)})
+    assert precconv.scan("-x.safetensors", to="bf16").verdict.run == "precconv ./-x.safetensors --to bf16"
 
 
 def test_tensors_that_lose_more_than_a_percent_to_zero_are_named_and_kept(tmp_path: Path) -> None:
