@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import precconv
 from fixtures import make
@@ -332,6 +333,28 @@ def test_a_page_that_cannot_be_written_leaves_the_older_one(tmp_path: Path, monk
         write(scan_of(["b"]), target)
     assert target.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+
+
+@pytest.mark.parametrize(
+    ("command", "what", "hint"),
+    [
+        ("scan SRC --html -", "page", "give --html a name"),
+        ("SRC --to bf16 --html -", "page", "give --html a name"),
+        ("SRC --to bf16 --report -", "report", "give --report a name; --json prints it"),
+    ],
+)
+@pytest.mark.parametrize("source", ["model", "model/model.safetensors"])
+def test_a_dash_is_no_name_for_a_page_or_a_report(
+    source: str, command: str, what: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    write_checkpoint(Path("model/model.safetensors"), {"a": torch.ones(3)})
+    done = run(*command.replace("SRC", source).split())
+    assert done.exit_code == 2
+    assert f"the {what} is written to a file, not to stdout\n" in done.stderr
+    assert f"hint: {hint}\n" in done.stderr
+    assert [str(p) for p in sorted(Path().rglob("*"))] == ["model", "model/model.safetensors"]
 
 
 def test_a_dry_run_writes_no_page(tmp_path: Path) -> None:
