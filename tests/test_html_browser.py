@@ -206,11 +206,12 @@ def test_a_report_that_no_histograms_are_in_has_no_map_and_says_so(browser: Any,
 
 
 def test_the_theme_follows_the_system_and_can_be_changed_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
-    for scheme, pressed in (("light", "false"), ("dark", "true")):
+    says = {"light": "Dark theme", "dark": "Light theme"}  # what it does
+    for scheme, other in (("light", "dark"), ("dark", "light")):
         with shown(browser, tmp_path / "p.html", page(scan_of(["a.b"])), color_scheme=scheme) as it:
             ground = "getComputedStyle(document.body).backgroundColor"
             before = it.tab.evaluate(ground)
-            assert it.tab.get_attribute("#theme", "aria-pressed") == pressed
+            assert it.texts("#theme") == [says[scheme]]
             it.tab.keyboard.press("Tab")
             assert it.tab.evaluate("document.activeElement.className") == "skip"
             it.tab.keyboard.press("Tab")
@@ -218,7 +219,17 @@ def test_the_theme_follows_the_system_and_can_be_changed_with_the_keyboard(brows
             assert it.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
             it.tab.keyboard.press("Enter")
             assert it.tab.evaluate(ground) != before
-            assert it.tab.get_attribute("#theme", "aria-pressed") != pressed
+            assert it.texts("#theme") == [says[other]]
+            assert it.tab.get_attribute("#theme", "aria-pressed") is None, "a label that changes has no state besides"
+            it.tab.keyboard.press("Enter")
+            assert it.tab.evaluate(ground) == before
+            assert it.texts("#theme") == [says[scheme]]
+
+
+def test_the_theme_button_follows_a_system_that_turns_dark(scanned: Shown) -> None:
+    for scheme, does in (("light", "Dark theme"), ("dark", "Light theme"), ("light", "Dark theme")):
+        scanned.tab.emulate_media(color_scheme=scheme)
+        scanned.tab.wait_for_function("(does) => document.getElementById('theme').textContent === does", arg=does)
 
 
 def test_everything_is_reached_with_the_keyboard(scanned: Shown) -> None:
@@ -428,6 +439,7 @@ def test_without_scripts_a_page_says_what_it_takes(browser: Any, tmp_path: Path)
     tab = context.new_page()
     tab.goto(path.as_uri())
     assert "it takes JavaScript" in tab.inner_text("main")
+    assert tab.locator("#theme").is_hidden(), "it would do nothing"
     context.close()
 
 

@@ -5,10 +5,11 @@ function theme() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const show = () => button.setAttribute("aria-pressed", String(isDark()));
+  const show = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; show(); });
   dark.addEventListener("change", show);
   show();
+  button.hidden = false;
 }
 
 function heading(result, what) {
