@@ -90,7 +90,25 @@ def test_a_refused_conversion_says_that_nothing_was_written(tmp_path: Path) -> N
     assert caught.value.report is not None
     lines = data_of(page(caught.value.report))["lines"]
     assert lines[0] == "not written: a check refused it, the output path is as it was"
-    assert re.fullmatch(r"found: [1-9]\d* errors, \d+ warnings; 0 bytes read back and compared", lines[2])
+    assert re.fullmatch(r"would change: \d+ of 50 tensors to another dtype, \d+ kept", lines[1])
+    assert re.fullmatch(r"found: [1-9]\d* errors, \d+ warnings", lines[2])
+
+
+def test_a_page_counts_one_thing_as_one(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", {"a": torch.tensor([1e6])})
+    target = tmp_path / "p.html"
+    precconv.convert(source, to="fp16", on_overflow="keep", html=target)
+    assert data_of(target.read_text("utf-8"))["lines"][1:] == [
+        "changed: 0 of 1 tensor to another dtype, 1 as it was",
+        "found: 0 errors, 1 warning; 4 bytes read back and compared",
+    ]
+    assert run(str(source), "--to", "fp16", "--force", "--html", str(target)).exit_code == 3
+    assert data_of(target.read_text("utf-8"))["lines"][1:] == [
+        "would change: 1 of 1 tensor to another dtype, 0 kept",
+        "found: 1 error, 0 warnings",
+    ]
+    found = data_of(page(precconv.scan(write_checkpoint(tmp_path / "i.safetensors", {"i": torch.arange(3)}))))
+    assert found["heat"]["unread"] == ["1 of 1 tensor holds what no cast changes (int64): not looked at."]
 
 
 @pytest.mark.parametrize(

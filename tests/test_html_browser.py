@@ -162,6 +162,18 @@ def test_a_conversion_shows_its_plan_findings_and_files(browser: Any, tmp_path: 
         assert it.texts("[role=status]") == [f"1 to {len(named)} of {len(named)} tensors ({len(done.tensors)} in all)"]
 
 
+def test_a_refused_conversion_says_what_would_have_been(browser: Any, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", every_kind())
+    with pytest.raises(precconv.NumericError) as caught:
+        precconv.convert(source, to="fp16", html=tmp_path / "c.html")
+    with shown(browser, tmp_path / "p.html", (tmp_path / "c.html").read_text("utf-8")) as it:
+        assert caught.value.report is not None
+        assert it.texts(".verdict b") == ["not written", "would change", "found"]
+        assert "output would be" in it.texts(".totals dt")
+        assert {"would become 0"} <= {*it.texts(".totals dt"), *it.texts("#rows thead th")}
+        assert not re.search(r"\b(became|changed|output [\d.]+)\b", it.tab.inner_text("body"))
+
+
 def test_of_many_findings_a_few_are_shown_and_the_rest_when_asked_for(browser: Any, tmp_path: Path) -> None:
     names = expert_names(1500)
     found = tuple(Finding("underflow", "warning", name, "some values become 0") for name in names)
@@ -490,7 +502,7 @@ def test_where_there_is_nothing_to_draw_a_page_says_why(
     done = precconv.scan(source) if kind == "scan" else precconv.convert(source, to="bf16", html=tmp_path / "c.html")
     with shown(browser, tmp_path / "p.html", page(done)) as it:
         assert it.tab.locator(".heat").count() == 0
-        why = "hold what no cast changes" if "ids" in names else "There is nothing to draw"
+        why = "what no cast changes (int64)" if "ids" in names else "There is nothing to draw"
         assert why in it.tab.inner_text("#map")
         assert sorted(it.names()) == sorted(names)
 

@@ -61,7 +61,7 @@ def _heat(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> dict
 
 def _unread(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> list[str]:
     """What the map does not show, a sentence each."""
-    said, total = [], _tensors(len(infos))
+    said, total = [], _things(len(infos), "tensor")
     floats = [e for t, e in zip(infos, seen, strict=True) if t.dtype.is_castable]
     unseen = sum(e is None for e in floats)
     others = [t.dtype.name for t in infos if not t.dtype.is_castable]
@@ -72,12 +72,13 @@ def _unread(infos: Sequence[TensorInfo], seen: Sequence[Exponents | None]) -> li
         said.append(f"The values of {unseen:,} of {total} were not looked at.")
     if others:
         types = ", ".join(dict.fromkeys(others))
-        said.append(f"{len(others):,} of {total} hold what no cast changes ({types}): not looked at.")
+        hold = "holds" if len(others) == 1 else "hold"
+        said.append(f"{len(others):,} of {total} {hold} what no cast changes ({types}): not looked at.")
     return said
 
 
-def _tensors(n: int) -> str:
-    return f"{n:,} tensor{'' if n == 1 else 's'}"
+def _things(n: int, thing: str) -> str:
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
 def _risk(row: dict[str, Any], named: Mapping[str, tuple[bool, bool]]) -> tuple[Any, ...]:
@@ -96,15 +97,17 @@ def _outcome(done: Report) -> str:
 
 
 def _changes(done: Report) -> str:
-    cast = [i for i in done.plan.items if i.to is not i.src.dtype]
-    kept = len(done.plan.items) - len(cast)
-    dropped = f", {len(done.plan.dropped):,} dropped" if done.plan.dropped else ""
-    return (
-        f"changed: {len(cast):,} of {len(done.plan.items):,} tensors to another dtype, {kept:,} as they were{dropped}"
+    total = len(done.plan.items)
+    cast = sum(i.to is not i.src.dtype for i in done.plan.items)
+    what, kept = (
+        ("changed", "as it was" if total - cast == 1 else "as they were") if done.ok else ("would change", "kept")
     )
+    dropped = f", {len(done.plan.dropped):,} dropped" if done.plan.dropped else ""
+    return f"{what}: {cast:,} of {_things(total, 'tensor')} to another dtype, {total - cast:,} {kept}{dropped}"
 
 
 def _checks(done: Report) -> str:
     errors = sum(f.level == "error" for f in done.findings)
     warnings = len(done.plan.warnings) + len(done.warnings)
-    return f"found: {errors:,} errors, {warnings:,} warnings; {done.verified_bytes:,} bytes read back and compared"
+    found = f"found: {_things(errors, 'error')}, {_things(warnings, 'warning')}"
+    return f"{found}; {_things(done.verified_bytes, 'byte')} read back and compared" if done.ok else found

@@ -95,7 +95,8 @@ function scanModel(data) {
   ];
   const filters = (to) => by[to] ? [["all tensors", null], ...by[to].filters(read), ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]] : [["all tensors", null]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: names, of: data.heat.of };
+  return { rows: list.length, names: list, columns, filters, targets: names, of: data.heat.of,
+    label: "Tensors, and what a cast would make of them" };
 }
 
 /** One target's columns: what a cast to it would do, quiet where the plan does not cast the tensor to it. */
@@ -130,11 +131,14 @@ function ofTarget(t, to) {
 
 // A conversion
 
+const became = (result) => (result.ok ? "became 0" : "would become 0");
+
 function conversionTotals(result) {
   const t = result.totals;
   return totals([
-    ["tensors", count(sum(result.groups.map((g) => g.tensors)))], ["source", bytes(result.source_bytes)], ["output", bytes(result.output_bytes)],
-    ["values", count(t.n)], ["overflow", count(t.overflow)], ["became 0", share0(t.underflow, t.n)], ["subnormal", share0(t.subnormal, t.n)],
+    ["tensors", count(sum(result.groups.map((g) => g.tensors)))], ["source", bytes(result.source_bytes)],
+    [result.ok ? "output" : "output would be", bytes(result.output_bytes)],
+    ["values", count(t.n)], ["overflow", count(t.overflow)], [became(result), share0(t.underflow, t.n)], ["subnormal", share0(t.subnormal, t.n)],
     ["zeros", share0(t.zero, t.n)], ["NaN", count(t.nan)], ["Inf", count(t.inf)],
   ]);
 }
@@ -179,7 +183,7 @@ function conversionModel(data) {
     const error = read.relative_rms_error(i);
     return cast(i) && error > 0 ? -20 * Math.log10(error) : null;
   };
-  const numbers = [["overflow", "overflow"], ["underflow", "became 0"], ["subnormal", "subnormal"], ["zero", "zeros"], ["nan", "NaN"], ["inf", "Inf"]];
+  const numbers = [["overflow", "overflow"], ["underflow", became(data.result)], ["subnormal", "subnormal"], ["zero", "zeros"], ["nan", "NaN"], ["inf", "Inf"]];
   const size = (i) => read.shape(i).reduce((a, b) => a * b, 1);
   const nonzero = (i) => size(i) - read.zero(i) - read.nan(i) - read.inf(i);
   const flagged = (key, i) => (key === "underflow" ? read[key](i) > RISKY * nonzero(i)
@@ -198,8 +202,9 @@ function conversionModel(data) {
     value("why", "why", read.why, false, (i) => name(read.why(i))),
   ];
   const named = new Set(data.result.findings.map((f) => f.tensor));
-  const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], ["with a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
-    ["with values that became 0", (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
+  const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], [data.result.ok ? "with a new dtype" : "that would have a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
+    [`with values that ${became(data.result)}`, (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of };
+  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of,
+    label: `Tensors, and what ${data.result.ok ? "became" : "would become"} of them` };
 }
