@@ -254,6 +254,33 @@ def test_the_map_has_every_value_once_and_reaches_over_fp16() -> None:
     assert axis["first"] + axis["columns"] * axis["step"] > 16
 
 
+EDGES = {
+    "inside.a": torch.tensor([1.0, 65520.0]),  # rounds to Inf
+    "inside.b": torch.tensor([-65535.0]),
+    "fits": torch.tensor([65519.0]),  # rounds to 65504
+    "beyond": torch.tensor([65535.0, 65536.0]),  # the map shows that one
+}
+FP16_EDGE = "overflow fp16 inside its range as drawn: fp16 ends at 65,504, its last power of two at 65,536."
+BF16_EDGE = "overflow bf16 inside its range as drawn: bf16 ends at 3.38953e+38, its last power of two at 3.40282e+38."
+
+
+def test_an_overflow_that_powers_of_two_hide_is_said_of_a_scan(tmp_path: Path) -> None:
+    mask = {"mask": torch.tensor([torch.finfo(torch.float32).min])}
+    found = data_of(page(precconv.scan(write_checkpoint(tmp_path / "x.safetensors", EDGES | mask))))
+    assert found["heat"]["edges"] == [f"Values of 2 tensors {FP16_EDGE}", f"Values of 1 tensor {BF16_EDGE}"]
+    found = data_of(page(precconv.scan(LLAMA)))
+    assert found["heat"]["edges"] == []
+
+
+@pytest.mark.parametrize("on_overflow", ["error", "keep", "bf16", "clamp", "ieee"])
+def test_an_overflow_that_powers_of_two_hide_is_said_of_a_conversion(on_overflow: str, tmp_path: Path) -> None:
+    source, target = write_checkpoint(tmp_path / "x.safetensors", EDGES), tmp_path / "p.html"
+    run(str(source), "--to", "fp16", "--on-overflow", on_overflow, "--html", str(target))
+    assert data_of(target.read_text("utf-8"))["heat"]["edges"] == [f"Values of 2 tensors {FP16_EDGE}"]
+    run(str(source), "--to", "bf16", "--html", str(target))
+    assert data_of(target.read_text("utf-8"))["heat"]["edges"] == []
+
+
 def test_tensors_at_risk_keep_their_row_of_the_map() -> None:
     found = scan_of(expert_names(400))
     shown = data_of(page(found))

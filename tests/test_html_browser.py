@@ -174,6 +174,12 @@ def test_a_refused_conversion_says_what_would_have_been(browser: Any, tmp_path: 
         assert not re.search(r"\b(became|changed|output [\d.]+)\b", it.tab.inner_text("body"))
 
 
+def test_what_does_not_fit_though_the_map_has_it_in_a_range_is_said_above_it(browser: Any, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", {"a": torch.tensor([1.0, 65530.0])})
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source))) as it:
+        assert [text for text in it.texts("#map .lead") if "Values of 1 tensor overflow fp16 inside" in text]
+
+
 def test_of_many_findings_a_few_are_shown_and_the_rest_when_asked_for(browser: Any, tmp_path: Path) -> None:
     names = expert_names(1500)
     found = tuple(Finding("underflow", "warning", name, "some values become 0") for name in names)

@@ -43,7 +43,8 @@ function showConversion(data, main) {
 
 /** The map and the table, which shows the tensors of the row that is chosen in the map. */
 function mapAndTable(heat, model) {
-  const unread = heat.unread.length ? el("p", { class: "lead" }, heat.unread.join(" ")) : "";
+  const said = (lines) => (lines.length ? el("p", { class: "lead" }, lines.join(" ")) : "");
+  const unread = said(heat.unread);
   if (!isDrawn(heat)) {
     const nothing = el("p", { class: "lead" }, "There is nothing to draw: no value was read but zeros, NaN and Inf.");
     return { map: [unread || nothing], rows: tensorTable(model, () => {}).nodes };
@@ -62,7 +63,7 @@ function mapAndTable(heat, model) {
     map.press(null);
   });
   const lead = el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16.");
-  return { map: [lead, unread, ...map.nodes], rows: rows.nodes };
+  return { map: [lead, unread, said(heat.edges), ...map.nodes], rows: rows.nodes };
 }
 
 async function start() {
