@@ -180,6 +180,20 @@ def test_what_does_not_fit_though_the_map_has_it_in_a_range_is_said_above_it(bro
         assert [text for text in it.texts("#map .lead") if "Values of 1 tensor overflow fp16 inside" in text]
 
 
+def test_what_holds_nan_or_inf_is_at_risk_in_the_table_too(browser: Any, tmp_path: Path) -> None:
+    odd = {"a.fine": torch.ones(4), "b.nan": torch.tensor([1.0, math.nan]), "c.inf": torch.tensor([math.inf]),
+           "d.norm.weight": torch.tensor([math.nan]), "e.large": torch.tensor([1e6]), "f.ids": torch.arange(3),
+           "g.half": torch.tensor([math.nan]).bfloat16()}  # fmt: skip
+    found = precconv.scan(write_checkpoint(tmp_path / "x.safetensors", odd))
+    ranked = [t.name for t in found.ranked()]
+    with shown(browser, tmp_path / "p.html", page(found)) as it:
+        assert it.names() == ranked
+        for to, risky in (("fp16", {*odd} - {"a.fine", "f.ids"}), ("bf16", {*odd} - {"a.fine", "e.large", "f.ids"})):
+            it.tab.check(f"[name=target][value={to}]")
+            it.tab.select_option("#filter", label="at risk")
+            assert it.names() == [name for name in ranked if name in risky]
+
+
 def test_of_many_findings_a_few_are_shown_and_the_rest_when_asked_for(browser: Any, tmp_path: Path) -> None:
     names = expert_names(1500)
     found = tuple(Finding("underflow", "warning", name, "some values become 0") for name in names)

@@ -23,6 +23,7 @@ function notes(result) {
   return lines.length ? el("ul", { class: "notes" }, ...lines.map((text) => el("li", { dir: "auto" }, safe(text, 4000)))) : null;
 }
 
+const holdsNonfinite = (read, i) => read.nan(i) > 0 || read.inf(i) > 0;
 const share0 = (n, all) => (n ? `${count(n)} (${share(n, all)})` : "0");
 
 function scanTotals(result) {
@@ -79,7 +80,7 @@ function scanModel(data) {
   const casts = Object.keys(t.casts || {});
   const asked = data.result.targets.filter((to) => casts.includes(to));
   const names = [...asked, ...casts.filter((to) => !asked.includes(to))];
-  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to)]));
+  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to, read)]));
   const several = new Set(data.result.files || []).size > 1 || !Array.isArray(t.file) && t.file && t.file.table.length > 1;
   const columns = (to) => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
@@ -93,20 +94,20 @@ function scanModel(data) {
     ...(by[to] ? [value("why", "why", by[to].why, false, (i) => name(by[to].why(i) || ""))] : []),
     ...(several ? [value("file", "file", read.file, false, (i) => name(read.file(i)))] : []),
   ];
-  const filters = (to) => by[to] ? [["all tensors", null], ...by[to].filters(read), ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]] : [["all tensors", null]];
+  const filters = (to) => by[to] ? [["all tensors", null], ...by[to].filters(), ["with NaN or Inf", (i) => holdsNonfinite(read, i)]] : [["all tensors", null]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
   return { rows: list.length, names: list, columns, filters, targets: names, of: data.heat.of,
     label: "Tensors, and what a cast would make of them" };
 }
 
 /** One target's columns: what a cast to it would do, quiet where the plan does not cast the tensor to it. */
-function ofTarget(t, to) {
+function ofTarget(t, to, read) {
   const cast = t.casts[to], plan = (t.plan || {})[to] || {};
   const [becomes, why, overflow, underflow, part, worst, rms, snr, exact] = [plan.to, plan.why, cast.overflow, cast.underflow,
     cast.underflow_share, cast.max_abs_error, cast.relative_rms_error, cast.snr_db, cast.exact].map(reader);
-  const dtype = reader(t.dtype);
+  const { dtype } = read;
   const isCast = (i) => becomes(i) === to && dtype(i) !== to;
-  const risky = (i) => isCast(i) && (overflow(i) > 0 || part(i) > RISKY);
+  const risky = (i) => holdsNonfinite(read, i) || (isCast(i) && (overflow(i) > 0 || part(i) > RISKY));
   const moot = (i) => !isCast(i);
   const becoming = (i) => {
     if (!becomes(i)) return `${dtype(i)}, ${t.plan && t.plan[to] ? "dropped" : "not asked"}`;
@@ -203,7 +204,7 @@ function conversionModel(data) {
   ];
   const named = new Set(data.result.findings.map((f) => f.tensor));
   const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], [data.result.ok ? "with a new dtype" : "that would have a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
-    [`with values that ${became(data.result)}`, (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
+    [`with values that ${became(data.result)}`, (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => holdsNonfinite(read, i)]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
   return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of,
     label: `Tensors, and what ${data.result.ok ? "became" : "would become"} of them` };
