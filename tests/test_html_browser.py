@@ -174,6 +174,24 @@ def test_a_refused_conversion_says_what_would_have_been(browser: Any, tmp_path: 
         assert not re.search(r"\b(became|changed|output [\d.]+)\b", it.tab.inner_text("body"))
 
 
+def test_a_page_of_a_sample_calls_nothing_safe_but_the_sample(browser: Any, tmp_path: Path) -> None:
+    weights = {"large": torch.ones(5000), "small": torch.ones(3)}
+    source = write_checkpoint(tmp_path / "x.safetensors", weights)
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source, sample=64))) as it:
+        assert it.tab.title() == "x.safetensors: sampled"
+        rows = [row.split("\t") for row in it.texts("#targets tbody tr")]
+        assert [(row[0], row[1], row[-1]) for row in rows] == [
+            (to, "safe in the sample", "yes in the sample") for to in ("fp16", "bf16")
+        ]
+        assert "Only a sample was read" in it.tab.inner_text("#targets .lead")
+        exact = 1 + [*map(str.lower, it.texts("#rows thead th"))].index("exact")
+        cells = zip(it.names(), it.texts(f"#rows tbody tr > :nth-child({exact})"), strict=True)
+        assert dict(cells) == {"large": "yes in the sample", "small": "yes"}
+        it.tab.select_option("#filter", label="held exactly in the sample")
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source))) as it:
+        assert "sample" not in it.tab.inner_text("main").replace(str(source), "")
+
+
 def test_what_does_not_fit_though_the_map_has_it_in_a_range_is_said_above_it(browser: Any, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "x.safetensors", {"a": torch.tensor([1.0, 65530.0])})
     with shown(browser, tmp_path / "p.html", page(precconv.scan(source))) as it:

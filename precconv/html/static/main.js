@@ -23,12 +23,15 @@ function heading(result, what) {
 
 function showScan(data, main) {
   const result = data.result;
-  heading(result, "scanned");
+  const { sampled } = result.verdict;
+  heading(result, sampled ? "sampled" : "scanned");
   const { map, rows } = mapAndTable(data.heat, scanModel(data));
-  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
-    section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
-    section("map", "Sizes of values by layer", ...map),
-    section("tensors", "Tensors, those at risk first", ...rows));
+  const counted = "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing.";
+  const part = sampled ? " Only a sample was read: the other values may not be as safe." : "";
+  main.append(verdict(data.lines), notes(result) || "", section("totals", sampled ? "Totals of the sample" : "Totals", scanTotals(result)),
+    section("targets", "What a conversion would do", el("p", { class: "lead" }, counted + part), judgements(result)),
+    section("map", `Sizes of values by layer${inSample(result)}`, ...map),
+    section("tensors", `Tensors, those at risk${inSample(result)} first`, ...rows));
 }
 
 function showConversion(data, main) {

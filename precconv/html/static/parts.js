@@ -6,7 +6,7 @@ const RISKY = 0.01; // share of a tensor's nonzero values that may become 0 befo
 function verdict(lines) {
   const items = lines.map((line) => {
     const [key, rest] = [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)];
-    const bad = (key === "not safe" && rest !== "nothing was found") || key === "not written";
+    const bad = (key.startsWith("not safe") && !rest.startsWith("nothing was found")) || key === "not written";
     const text = key === "run" && !rest.startsWith("nothing") ? el("code", {}, safe(rest, 4000)) : safe(rest, 4000);
     return el("li", {}, el("b", {}, key), el("span", { class: bad ? "bad" : null, dir: "auto" }, text));
   });
@@ -24,6 +24,8 @@ function notes(result) {
 }
 
 const holdsNonfinite = (read, i) => read.nan(i) > 0 || read.inf(i) > 0;
+/** What is said of a sample is not said of all: other values may overflow, or change. */
+const inSample = (result) => (result.verdict.sampled ? " in the sample" : "");
 const share0 = (n, all) => (n ? `${count(n)} (${share(n, all)})` : "0");
 
 function scanTotals(result) {
@@ -37,9 +39,9 @@ function scanTotals(result) {
 
 function judgements(result) {
   const rows = result.verdict.judgements.map((j) => [
-    j.to, j.safe ? "safe" : el("span", { class: "flag" }, "not safe"), count(j.tensors), count(j.overflowing.length),
+    j.to, j.safe ? `safe${inSample(result)}` : el("span", { class: "flag" }, "not safe"), count(j.tensors), count(j.overflowing.length),
     count(j.underflowing.length), count(j.overflow), count(j.underflow), number(j.max_abs_error),
-    number(j.relative_rms_error), decibels(j.snr_db), j.exact ? "yes" : "no",
+    number(j.relative_rms_error), decibels(j.snr_db), j.exact ? `yes${inSample(result)}` : "no",
   ]);
   const heads = ["to", "verdict", "tensors cast", "overflow", "over 1 % to 0", "values over", "values to 0", "max |error|",
     "relative RMS", "SNR, dB", "exact"];
@@ -76,11 +78,11 @@ function histogram(data) {
 function scanModel(data) {
   const t = data.tensors;
   const read = Object.fromEntries(["name", "file", "dtype", "shape", "bytes", "n", "nan", "inf", "zero", "subnormal",
-    "min_abs", "max_abs"].map((key) => [key, reader(t[key])]));
+    "min_abs", "max_abs", "sampled"].map((key) => [key, reader(t[key])]));
   const casts = Object.keys(t.casts || {});
   const asked = data.result.targets.filter((to) => casts.includes(to));
   const names = [...asked, ...casts.filter((to) => !asked.includes(to))];
-  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to, read)]));
+  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to, read, data.result)]));
   const several = new Set(data.result.files || []).size > 1 || !Array.isArray(t.file) && t.file && t.file.table.length > 1;
   const columns = (to) => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
@@ -101,7 +103,7 @@ function scanModel(data) {
 }
 
 /** One target's columns: what a cast to it would do, quiet where the plan does not cast the tensor to it. */
-function ofTarget(t, to, read) {
+function ofTarget(t, to, read, result) {
   const cast = t.casts[to], plan = (t.plan || {})[to] || {};
   const [becomes, why, overflow, underflow, part, worst, rms, snr, exact] = [plan.to, plan.why, cast.overflow, cast.underflow,
     cast.underflow_share, cast.max_abs_error, cast.relative_rms_error, cast.snr_db, cast.exact].map(reader);
@@ -121,11 +123,11 @@ function ofTarget(t, to, read) {
     value("error", "max |error|", worst, true, (i) => number(worst(i)), { moot }),
     value("rms", "relative RMS", rms, true, (i) => number(rms(i)), { moot }),
     value("snr", "SNR, dB", snr, true, (i) => decibels(snr(i)), { moot }),
-    value("exact", "exact", (i) => (exact(i) === null ? null : exact(i) ? "yes" : "no"), false, null, { moot }),
+    value("exact", "exact", (i) => (exact(i) === null ? null : !exact(i) ? "no" : read.sampled(i) ? "yes in the sample" : "yes"), false, null, { moot }),
   ];
   const filters = () => [
     ["at risk", risky], ["that overflow", (i) => isCast(i) && overflow(i) > 0], ["with values that become 0", (i) => isCast(i) && underflow(i) > 0],
-    ["that lose something", (i) => isCast(i) && exact(i) === false], ["held exactly", (i) => exact(i) === true], ["not cast", moot],
+    ["that lose something", (i) => isCast(i) && exact(i) === false], [`held exactly${inSample(result)}`, (i) => exact(i) === true], ["not cast", moot],
   ];
   return { columns, filters, why };
 }
