@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ._version import __version__
 from .checks import Finding
-from .errors import OutputError
+from .errors import OutputError, UsageError
 from .fileio import part_file
 from .paths import is_directory, is_taken, same_file
 from .plan import Item, Plan
@@ -154,10 +154,13 @@ def check_report_path(path: Path, others: Sequence[Path], *, option: str = "--re
 
     ``begins``: how a file begins that it may replace.
     """
+    what = "report" if option == "--report" else "page"
+    if os.fspath(path) == "-":
+        instead = "; --json prints it" if option == "--report" else ""
+        raise UsageError(f"the {what} is written to a file, not to stdout", hint=f"give {option} a name{instead}")
     if not is_directory(path.parent):
         raise OutputError("there is no such directory", path=path.parent, hint="make it first")
     if any(_same_place(path, o) for o in others) or (is_taken(path) and not _is_report(path, begins)):
-        what = "report" if option == "--report" else "page"
         raise OutputError(f"the {what} cannot go there", path=path, hint=f"give {option} another name")
 
 

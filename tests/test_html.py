@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import precconv
 from fixtures import make
@@ -89,7 +90,25 @@ def test_a_refused_conversion_says_that_nothing_was_written(tmp_path: Path) -> N
     assert caught.value.report is not None
     lines = data_of(page(caught.value.report))["lines"]
     assert lines[0] == "not written: a check refused it, the output path is as it was"
-    assert re.fullmatch(r"found: [1-9]\d* errors, \d+ warnings; 0 bytes read back and compared", lines[2])
+    assert re.fullmatch(r"would change: \d+ of 50 tensors to another dtype, \d+ kept", lines[1])
+    assert re.fullmatch(r"found: [1-9]\d* errors, \d+ warnings", lines[2])
+
+
+def test_a_page_counts_one_thing_as_one(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", {"a": torch.tensor([1e6])})
+    target = tmp_path / "p.html"
+    precconv.convert(source, to="fp16", on_overflow="keep", html=target)
+    assert data_of(target.read_text("utf-8"))["lines"][1:] == [
+        "changed: 0 of 1 tensor to another dtype, 1 as it was",
+        "found: 0 errors, 1 warning; 4 bytes read back and compared",
+    ]
+    assert run(str(source), "--to", "fp16", "--force", "--html", str(target)).exit_code == 3
+    assert data_of(target.read_text("utf-8"))["lines"][1:] == [
+        "would change: 1 of 1 tensor to another dtype, 0 kept",
+        "found: 1 error, 0 warnings",
+    ]
+    found = data_of(page(precconv.scan(write_checkpoint(tmp_path / "i.safetensors", {"i": torch.arange(3)}))))
+    assert found["heat"]["unread"] == ["1 of 1 tensor holds what no cast changes (int64): not looked at."]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +254,33 @@ def test_the_map_has_every_value_once_and_reaches_over_fp16() -> None:
     assert axis["first"] + axis["columns"] * axis["step"] > 16
 
 
+EDGES = {
+    "inside.a": torch.tensor([1.0, 65520.0]),  # rounds to Inf
+    "inside.b": torch.tensor([-65535.0]),
+    "fits": torch.tensor([65519.0]),  # rounds to 65504
+    "beyond": torch.tensor([65535.0, 65536.0]),  # the map shows that one
+}
+FP16_EDGE = "overflow fp16 inside its range as drawn: fp16 ends at 65,504, its last power of two at 65,536."
+BF16_EDGE = "overflow bf16 inside its range as drawn: bf16 ends at 3.38953e+38, its last power of two at 3.40282e+38."
+
+
+def test_an_overflow_that_powers_of_two_hide_is_said_of_a_scan(tmp_path: Path) -> None:
+    mask = {"mask": torch.tensor([torch.finfo(torch.float32).min])}
+    found = data_of(page(precconv.scan(write_checkpoint(tmp_path / "x.safetensors", EDGES | mask))))
+    assert found["heat"]["edges"] == [f"Values of 2 tensors {FP16_EDGE}", f"Values of 1 tensor {BF16_EDGE}"]
+    found = data_of(page(precconv.scan(LLAMA)))
+    assert found["heat"]["edges"] == []
+
+
+@pytest.mark.parametrize("on_overflow", ["error", "keep", "bf16", "clamp", "ieee"])
+def test_an_overflow_that_powers_of_two_hide_is_said_of_a_conversion(on_overflow: str, tmp_path: Path) -> None:
+    source, target = write_checkpoint(tmp_path / "x.safetensors", EDGES), tmp_path / "p.html"
+    run(str(source), "--to", "fp16", "--on-overflow", on_overflow, "--html", str(target))
+    assert data_of(target.read_text("utf-8"))["heat"]["edges"] == [f"Values of 2 tensors {FP16_EDGE}"]
+    run(str(source), "--to", "bf16", "--html", str(target))
+    assert data_of(target.read_text("utf-8"))["heat"]["edges"] == []
+
+
 def test_tensors_at_risk_keep_their_row_of_the_map() -> None:
     found = scan_of(expert_names(400))
     shown = data_of(page(found))
@@ -332,6 +378,28 @@ def test_a_page_that_cannot_be_written_leaves_the_older_one(tmp_path: Path, monk
         write(scan_of(["b"]), target)
     assert target.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+
+
+@pytest.mark.parametrize(
+    ("command", "what", "hint"),
+    [
+        ("scan SRC --html -", "page", "give --html a name"),
+        ("SRC --to bf16 --html -", "page", "give --html a name"),
+        ("SRC --to bf16 --report -", "report", "give --report a name; --json prints it"),
+    ],
+)
+@pytest.mark.parametrize("source", ["model", "model/model.safetensors"])
+def test_a_dash_is_no_name_for_a_page_or_a_report(
+    source: str, command: str, what: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    write_checkpoint(Path("model/model.safetensors"), {"a": torch.ones(3)})
+    done = run(*command.replace("SRC", source).split())
+    assert done.exit_code == 2
+    assert f"the {what} is written to a file, not to stdout\n" in done.stderr
+    assert f"hint: {hint}\n" in done.stderr
+    assert [str(p) for p in sorted(Path().rglob("*"))] == ["model", "model/model.safetensors"]
 
 
 def test_a_dry_run_writes_no_page(tmp_path: Path) -> None:

@@ -162,6 +162,56 @@ def test_a_conversion_shows_its_plan_findings_and_files(browser: Any, tmp_path: 
         assert it.texts("[role=status]") == [f"1 to {len(named)} of {len(named)} tensors ({len(done.tensors)} in all)"]
 
 
+def test_a_refused_conversion_says_what_would_have_been(browser: Any, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", every_kind())
+    with pytest.raises(precconv.NumericError) as caught:
+        precconv.convert(source, to="fp16", html=tmp_path / "c.html")
+    with shown(browser, tmp_path / "p.html", (tmp_path / "c.html").read_text("utf-8")) as it:
+        assert caught.value.report is not None
+        assert it.texts(".verdict b") == ["not written", "would change", "found"]
+        assert "output would be" in it.texts(".totals dt")
+        assert {"would become 0"} <= {*it.texts(".totals dt"), *it.texts("#rows thead th")}
+        assert not re.search(r"\b(became|changed|output [\d.]+)\b", it.tab.inner_text("body"))
+
+
+def test_a_page_of_a_sample_calls_nothing_safe_but_the_sample(browser: Any, tmp_path: Path) -> None:
+    weights = {"large": torch.ones(5000), "small": torch.ones(3)}
+    source = write_checkpoint(tmp_path / "x.safetensors", weights)
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source, sample=64))) as it:
+        assert it.tab.title() == "x.safetensors: sampled"
+        rows = [row.split("\t") for row in it.texts("#targets tbody tr")]
+        assert [(row[0], row[1], row[-1]) for row in rows] == [
+            (to, "safe in the sample", "yes in the sample") for to in ("fp16", "bf16")
+        ]
+        assert "Only a sample was read" in it.tab.inner_text("#targets .lead")
+        exact = 1 + [*map(str.lower, it.texts("#rows thead th"))].index("exact")
+        cells = zip(it.names(), it.texts(f"#rows tbody tr > :nth-child({exact})"), strict=True)
+        assert dict(cells) == {"large": "yes in the sample", "small": "yes"}
+        it.tab.select_option("#filter", label="held exactly in the sample")
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source))) as it:
+        assert "sample" not in it.tab.inner_text("main").replace(str(source), "")
+
+
+def test_what_does_not_fit_though_the_map_has_it_in_a_range_is_said_above_it(browser: Any, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "x.safetensors", {"a": torch.tensor([1.0, 65530.0])})
+    with shown(browser, tmp_path / "p.html", page(precconv.scan(source))) as it:
+        assert [text for text in it.texts("#map .lead") if "Values of 1 tensor overflow fp16 inside" in text]
+
+
+def test_what_holds_nan_or_inf_is_at_risk_in_the_table_too(browser: Any, tmp_path: Path) -> None:
+    odd = {"a.fine": torch.ones(4), "b.nan": torch.tensor([1.0, math.nan]), "c.inf": torch.tensor([math.inf]),
+           "d.norm.weight": torch.tensor([math.nan]), "e.large": torch.tensor([1e6]), "f.ids": torch.arange(3),
+           "g.half": torch.tensor([math.nan]).bfloat16()}  # fmt: skip
+    found = precconv.scan(write_checkpoint(tmp_path / "x.safetensors", odd))
+    ranked = [t.name for t in found.ranked()]
+    with shown(browser, tmp_path / "p.html", page(found)) as it:
+        assert it.names() == ranked
+        for to, risky in (("fp16", {*odd} - {"a.fine", "f.ids"}), ("bf16", {*odd} - {"a.fine", "e.large", "f.ids"})):
+            it.tab.check(f"[name=target][value={to}]")
+            it.tab.select_option("#filter", label="at risk")
+            assert it.names() == [name for name in ranked if name in risky]
+
+
 def test_of_many_findings_a_few_are_shown_and_the_rest_when_asked_for(browser: Any, tmp_path: Path) -> None:
     names = expert_names(1500)
     found = tuple(Finding("underflow", "warning", name, "some values become 0") for name in names)
@@ -206,11 +256,12 @@ def test_a_report_that_no_histograms_are_in_has_no_map_and_says_so(browser: Any,
 
 
 def test_the_theme_follows_the_system_and_can_be_changed_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
-    for scheme, pressed in (("light", "false"), ("dark", "true")):
+    says = {"light": "Dark theme", "dark": "Light theme"}  # what it does
+    for scheme, other in (("light", "dark"), ("dark", "light")):
         with shown(browser, tmp_path / "p.html", page(scan_of(["a.b"])), color_scheme=scheme) as it:
             ground = "getComputedStyle(document.body).backgroundColor"
             before = it.tab.evaluate(ground)
-            assert it.tab.get_attribute("#theme", "aria-pressed") == pressed
+            assert it.texts("#theme") == [says[scheme]]
             it.tab.keyboard.press("Tab")
             assert it.tab.evaluate("document.activeElement.className") == "skip"
             it.tab.keyboard.press("Tab")
@@ -218,7 +269,17 @@ def test_the_theme_follows_the_system_and_can_be_changed_with_the_keyboard(brows
             assert it.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
             it.tab.keyboard.press("Enter")
             assert it.tab.evaluate(ground) != before
-            assert it.tab.get_attribute("#theme", "aria-pressed") != pressed
+            assert it.texts("#theme") == [says[other]]
+            assert it.tab.get_attribute("#theme", "aria-pressed") is None, "a label that changes has no state besides"
+            it.tab.keyboard.press("Enter")
+            assert it.tab.evaluate(ground) == before
+            assert it.texts("#theme") == [says[scheme]]
+
+
+def test_the_theme_button_follows_a_system_that_turns_dark(scanned: Shown) -> None:
+    for scheme, does in (("light", "Dark theme"), ("dark", "Light theme"), ("light", "Dark theme")):
+        scanned.tab.emulate_media(color_scheme=scheme)
+        scanned.tab.wait_for_function("(does) => document.getElementById('theme').textContent === does", arg=does)
 
 
 def test_everything_is_reached_with_the_keyboard(scanned: Shown) -> None:
@@ -428,6 +489,7 @@ def test_without_scripts_a_page_says_what_it_takes(browser: Any, tmp_path: Path)
     tab = context.new_page()
     tab.goto(path.as_uri())
     assert "it takes JavaScript" in tab.inner_text("main")
+    assert tab.locator("#theme").is_hidden(), "it would do nothing"
     context.close()
 
 
@@ -478,7 +540,7 @@ def test_where_there_is_nothing_to_draw_a_page_says_why(
     done = precconv.scan(source) if kind == "scan" else precconv.convert(source, to="bf16", html=tmp_path / "c.html")
     with shown(browser, tmp_path / "p.html", page(done)) as it:
         assert it.tab.locator(".heat").count() == 0
-        why = "hold what no cast changes" if "ids" in names else "There is nothing to draw"
+        why = "what no cast changes (int64)" if "ids" in names else "There is nothing to draw"
         assert why in it.tab.inner_text("#map")
         assert sorted(it.names()) == sorted(names)
 

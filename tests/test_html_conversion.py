@@ -103,7 +103,7 @@ def test_tied_and_strided_tensors_of_a_torch_checkpoint_have_the_histograms_of_t
         return
     assert histograms(found) == {k: v for k, v in histograms(want).items() if k != "d.part"}
     part = "The values of 1 of 5 tensors were not looked at by themselves: they share memory with others, and show "
-    integers = "1 of 5 tensors hold what no cast changes (int64): not looked at."
+    integers = "1 of 5 tensors holds what no cast changes (int64): not looked at."
     assert found["heat"]["unread"] == [f"{part}part of it.", integers]
 
 

@@ -5,10 +5,11 @@ function theme() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const show = () => button.setAttribute("aria-pressed", String(isDark()));
+  const show = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; show(); });
   dark.addEventListener("change", show);
   show();
+  button.hidden = false;
 }
 
 function heading(result, what) {
@@ -22,12 +23,15 @@ function heading(result, what) {
 
 function showScan(data, main) {
   const result = data.result;
-  heading(result, "scanned");
+  const { sampled } = result.verdict;
+  heading(result, sampled ? "sampled" : "scanned");
   const { map, rows } = mapAndTable(data.heat, scanModel(data));
-  main.append(verdict(data.lines), notes(result) || "", section("totals", "Totals", scanTotals(result)),
-    section("targets", "What a conversion would do", el("p", { class: "lead" }, "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing."), judgements(result)),
-    section("map", "Sizes of values by layer", ...map),
-    section("tensors", "Tensors, those at risk first", ...rows));
+  const counted = "Only what a conversion casts is counted: norms and what else its plan keeps lose nothing.";
+  const part = sampled ? " Only a sample was read: the other values may not be as safe." : "";
+  main.append(verdict(data.lines), notes(result) || "", section("totals", sampled ? "Totals of the sample" : "Totals", scanTotals(result)),
+    section("targets", "What a conversion would do", el("p", { class: "lead" }, counted + part), judgements(result)),
+    section("map", `Sizes of values by layer${inSample(result)}`, ...map),
+    section("tensors", `Tensors, those at risk${inSample(result)} first`, ...rows));
 }
 
 function showConversion(data, main) {
@@ -42,7 +46,8 @@ function showConversion(data, main) {
 
 /** The map and the table, which shows the tensors of the row that is chosen in the map. */
 function mapAndTable(heat, model) {
-  const unread = heat.unread.length ? el("p", { class: "lead" }, heat.unread.join(" ")) : "";
+  const said = (lines) => (lines.length ? el("p", { class: "lead" }, lines.join(" ")) : "");
+  const unread = said(heat.unread);
   if (!isDrawn(heat)) {
     const nothing = el("p", { class: "lead" }, "There is nothing to draw: no value was read but zeros, NaN and Inf.");
     return { map: [unread || nothing], rows: tensorTable(model, () => {}).nodes };
@@ -61,7 +66,7 @@ function mapAndTable(heat, model) {
     map.press(null);
   });
   const lead = el("p", { class: "lead" }, "Each row is a layer, each column a power of two. The bars on top are the ranges of fp16 and bf16.");
-  return { map: [lead, unread, ...map.nodes], rows: rows.nodes };
+  return { map: [lead, unread, said(heat.edges), ...map.nodes], rows: rows.nodes };
 }
 
 async function start() {

@@ -6,7 +6,7 @@ const RISKY = 0.01; // share of a tensor's nonzero values that may become 0 befo
 function verdict(lines) {
   const items = lines.map((line) => {
     const [key, rest] = [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)];
-    const bad = (key === "not safe" && rest !== "nothing was found") || key === "not written";
+    const bad = (key.startsWith("not safe") && !rest.startsWith("nothing was found")) || key === "not written";
     const text = key === "run" && !rest.startsWith("nothing") ? el("code", {}, safe(rest, 4000)) : safe(rest, 4000);
     return el("li", {}, el("b", {}, key), el("span", { class: bad ? "bad" : null, dir: "auto" }, text));
   });
@@ -23,6 +23,9 @@ function notes(result) {
   return lines.length ? el("ul", { class: "notes" }, ...lines.map((text) => el("li", { dir: "auto" }, safe(text, 4000)))) : null;
 }
 
+const holdsNonfinite = (read, i) => read.nan(i) > 0 || read.inf(i) > 0;
+/** What is said of a sample is not said of all: other values may overflow, or change. */
+const inSample = (result) => (result.verdict.sampled ? " in the sample" : "");
 const share0 = (n, all) => (n ? `${count(n)} (${share(n, all)})` : "0");
 
 function scanTotals(result) {
@@ -36,9 +39,9 @@ function scanTotals(result) {
 
 function judgements(result) {
   const rows = result.verdict.judgements.map((j) => [
-    j.to, j.safe ? "safe" : el("span", { class: "flag" }, "not safe"), count(j.tensors), count(j.overflowing.length),
+    j.to, j.safe ? `safe${inSample(result)}` : el("span", { class: "flag" }, "not safe"), count(j.tensors), count(j.overflowing.length),
     count(j.underflowing.length), count(j.overflow), count(j.underflow), number(j.max_abs_error),
-    number(j.relative_rms_error), decibels(j.snr_db), j.exact ? "yes" : "no",
+    number(j.relative_rms_error), decibels(j.snr_db), j.exact ? `yes${inSample(result)}` : "no",
   ]);
   const heads = ["to", "verdict", "tensors cast", "overflow", "over 1 % to 0", "values over", "values to 0", "max |error|",
     "relative RMS", "SNR, dB", "exact"];
@@ -75,11 +78,11 @@ function histogram(data) {
 function scanModel(data) {
   const t = data.tensors;
   const read = Object.fromEntries(["name", "file", "dtype", "shape", "bytes", "n", "nan", "inf", "zero", "subnormal",
-    "min_abs", "max_abs"].map((key) => [key, reader(t[key])]));
+    "min_abs", "max_abs", "sampled"].map((key) => [key, reader(t[key])]));
   const casts = Object.keys(t.casts || {});
   const asked = data.result.targets.filter((to) => casts.includes(to));
   const names = [...asked, ...casts.filter((to) => !asked.includes(to))];
-  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to)]));
+  const by = Object.fromEntries(names.map((to) => [to, ofTarget(t, to, read, data.result)]));
   const several = new Set(data.result.files || []).size > 1 || !Array.isArray(t.file) && t.file && t.file.table.length > 1;
   const columns = (to) => [
     value("name", "tensor", read.name, false, (i) => name(read.name(i))),
@@ -93,19 +96,20 @@ function scanModel(data) {
     ...(by[to] ? [value("why", "why", by[to].why, false, (i) => name(by[to].why(i) || ""))] : []),
     ...(several ? [value("file", "file", read.file, false, (i) => name(read.file(i)))] : []),
   ];
-  const filters = (to) => by[to] ? [["all tensors", null], ...by[to].filters(read), ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]] : [["all tensors", null]];
+  const filters = (to) => by[to] ? [["all tensors", null], ...by[to].filters(), ["with NaN or Inf", (i) => holdsNonfinite(read, i)]] : [["all tensors", null]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: names, of: data.heat.of };
+  return { rows: list.length, names: list, columns, filters, targets: names, of: data.heat.of,
+    label: "Tensors, and what a cast would make of them" };
 }
 
 /** One target's columns: what a cast to it would do, quiet where the plan does not cast the tensor to it. */
-function ofTarget(t, to) {
+function ofTarget(t, to, read, result) {
   const cast = t.casts[to], plan = (t.plan || {})[to] || {};
   const [becomes, why, overflow, underflow, part, worst, rms, snr, exact] = [plan.to, plan.why, cast.overflow, cast.underflow,
     cast.underflow_share, cast.max_abs_error, cast.relative_rms_error, cast.snr_db, cast.exact].map(reader);
-  const dtype = reader(t.dtype);
+  const { dtype } = read;
   const isCast = (i) => becomes(i) === to && dtype(i) !== to;
-  const risky = (i) => isCast(i) && (overflow(i) > 0 || part(i) > RISKY);
+  const risky = (i) => holdsNonfinite(read, i) || (isCast(i) && (overflow(i) > 0 || part(i) > RISKY));
   const moot = (i) => !isCast(i);
   const becoming = (i) => {
     if (!becomes(i)) return `${dtype(i)}, ${t.plan && t.plan[to] ? "dropped" : "not asked"}`;
@@ -119,22 +123,25 @@ function ofTarget(t, to) {
     value("error", "max |error|", worst, true, (i) => number(worst(i)), { moot }),
     value("rms", "relative RMS", rms, true, (i) => number(rms(i)), { moot }),
     value("snr", "SNR, dB", snr, true, (i) => decibels(snr(i)), { moot }),
-    value("exact", "exact", (i) => (exact(i) === null ? null : exact(i) ? "yes" : "no"), false, null, { moot }),
+    value("exact", "exact", (i) => (exact(i) === null ? null : !exact(i) ? "no" : read.sampled(i) ? "yes in the sample" : "yes"), false, null, { moot }),
   ];
   const filters = () => [
     ["at risk", risky], ["that overflow", (i) => isCast(i) && overflow(i) > 0], ["with values that become 0", (i) => isCast(i) && underflow(i) > 0],
-    ["that lose something", (i) => isCast(i) && exact(i) === false], ["held exactly", (i) => exact(i) === true], ["not cast", moot],
+    ["that lose something", (i) => isCast(i) && exact(i) === false], [`held exactly${inSample(result)}`, (i) => exact(i) === true], ["not cast", moot],
   ];
   return { columns, filters, why };
 }
 
 // A conversion
 
+const became = (result) => (result.ok ? "became 0" : "would become 0");
+
 function conversionTotals(result) {
   const t = result.totals;
   return totals([
-    ["tensors", count(sum(result.groups.map((g) => g.tensors)))], ["source", bytes(result.source_bytes)], ["output", bytes(result.output_bytes)],
-    ["values", count(t.n)], ["overflow", count(t.overflow)], ["became 0", share0(t.underflow, t.n)], ["subnormal", share0(t.subnormal, t.n)],
+    ["tensors", count(sum(result.groups.map((g) => g.tensors)))], ["source", bytes(result.source_bytes)],
+    [result.ok ? "output" : "output would be", bytes(result.output_bytes)],
+    ["values", count(t.n)], ["overflow", count(t.overflow)], [became(result), share0(t.underflow, t.n)], ["subnormal", share0(t.subnormal, t.n)],
     ["zeros", share0(t.zero, t.n)], ["NaN", count(t.nan)], ["Inf", count(t.inf)],
   ]);
 }
@@ -179,7 +186,7 @@ function conversionModel(data) {
     const error = read.relative_rms_error(i);
     return cast(i) && error > 0 ? -20 * Math.log10(error) : null;
   };
-  const numbers = [["overflow", "overflow"], ["underflow", "became 0"], ["subnormal", "subnormal"], ["zero", "zeros"], ["nan", "NaN"], ["inf", "Inf"]];
+  const numbers = [["overflow", "overflow"], ["underflow", became(data.result)], ["subnormal", "subnormal"], ["zero", "zeros"], ["nan", "NaN"], ["inf", "Inf"]];
   const size = (i) => read.shape(i).reduce((a, b) => a * b, 1);
   const nonzero = (i) => size(i) - read.zero(i) - read.nan(i) - read.inf(i);
   const flagged = (key, i) => (key === "underflow" ? read[key](i) > RISKY * nonzero(i)
@@ -198,8 +205,9 @@ function conversionModel(data) {
     value("why", "why", read.why, false, (i) => name(read.why(i))),
   ];
   const named = new Set(data.result.findings.map((f) => f.tensor));
-  const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], ["with a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
-    ["with values that became 0", (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => read.nan(i) > 0 || read.inf(i) > 0]];
+  const filters = () => [["all tensors", null], ["with findings", (i) => named.has(read.name(i))], [data.result.ok ? "with a new dtype" : "that would have a new dtype", cast], ["that overflow", (i) => read.overflow(i) > 0],
+    [`with values that ${became(data.result)}`, (i) => read.underflow(i) > 0], ["with NaN or Inf", (i) => holdsNonfinite(read, i)]];
   const list = Array.from({ length: length(t.name) }, (_, i) => read.name(i).toLowerCase());
-  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of };
+  return { rows: list.length, names: list, columns, filters, targets: [], of: data.heat.of,
+    label: `Tensors, and what ${data.result.ok ? "became" : "would become"} of them` };
 }

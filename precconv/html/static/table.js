@@ -3,8 +3,8 @@
 const PAGE = matchMedia("(max-width: 640px)").matches ? 20 : 50;
 
 /**
- * `model`: rows, names (lower case), columns (by target), filters (label to test of a row), targets and `of`, the
- * row of the map that each tensor is in.
+ * `model`: label, rows, names (lower case), columns (by target), filters (label to test of a row), targets and `of`,
+ * the row of the map that each tensor is in.
  */
 function tensorTable(model, onClear) {
   const state = { target: model.targets[0] || "", sort: null, down: true, page: 0, text: "", filter: 0, group: null };
@@ -14,9 +14,8 @@ function tensorTable(model, onClear) {
   const head = el("tr");
   const body = el("tbody");
   const status = el("p", { role: "status" });
-  const label = model.targets.length ? "Tensors, and what a cast would make of them" : "Tensors, and what became of them";
   const region = el("div", { class: "region tall", role: "region", tabindex: "0", "aria-label": "Tensors" },
-    el("table", { id: "rows" }, el("caption", { class: "sr" }, label), el("thead", {}, head), body));
+    el("table", { id: "rows" }, el("caption", { class: "sr" }, model.label), el("thead", {}, head), body));
   const search = el("input", { type: "search", id: "search", placeholder: "part of a name", autocomplete: "off", spellcheck: "false" });
   const filter = el("select", { id: "filter" }, ...model.filters(state.target).map(([text], i) => el("option", { value: i }, text)));
   const chip = el("button", { type: "button", id: "layer", hidden: true }, "Show all layers");
