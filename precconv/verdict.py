@@ -125,7 +125,7 @@ def verdict(
         holder = "the sample" if sampled else "the source"
         others = f" and {_tensors(len(odd) - 1)} more" if odd[1:] else ""
         where = f" (in {odd[0]!r}{others})" if odd else ""
-        unsafe.append(f"{holder} holds {total.nan} NaN and {total.inf} Inf among {total.n} values{where}")
+        unsafe.append(f"{holder} holds {total.nan:,} NaN and {total.inf:,} Inf among {_values(total.n)}{where}")
     nothing = "nothing was found, in what was read" if sampled else "nothing was found"
     command = _command(source, judgements, options, sampled=sampled)
     return Verdict("; ".join(safe) or "nothing", "; ".join(unsafe) or nothing, command, share)

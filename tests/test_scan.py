@@ -278,7 +278,7 @@ def test_what_holds_nan_is_named_and_stands_right_after_what_overflows(tmp_path:
     x["l.9.weight"][0, 0] = 1e5
     found = scanned(tmp_path, x)
     assert [t.name for t in found.ranked()[:3]] == ["l.9.weight", "l.7.weight", "model.norm.weight"]
-    said = f"the source holds 1 NaN and 1 Inf among {30 * 32 + 8} values (in 'l.7.weight' and 1 tensor more)"
+    said = f"the source holds 1 NaN and 1 Inf among {30 * 32 + 8:,} values (in 'l.7.weight' and 1 tensor more)"
     assert found.verdict.unsafe.endswith(said)
 
 
