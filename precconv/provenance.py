@@ -7,6 +7,7 @@ write the same bytes.  Read back it is hostile input, like all metadata.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ __all__ = ["KEY", "Record", "read_record", "words"]
 
 #: In ``__metadata__``.
 KEY = "precconv"
+_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,3}([a-z]{1,4}\d{1,5}|\.dev\d{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ def read_record(metadata: Mapping[str, str]) -> Record | None:
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     kinds = ((found.options, dict), (found.source_bytes, int), (found.digest, str), (found.version, str))
-    return found if all(isinstance(value, kind) for value, kind in kinds) else None
+    if not all(isinstance(value, kind) for value, kind in kinds) or not _VERSION.fullmatch(found.version):
+        return None
+    return found
 
 
 def words(options: Mapping[str, Any]) -> list[str]:

@@ -311,14 +311,14 @@ def _proof_hint(found: Proof) -> str | None:
         return None
     kinds = {m.kind for m in found.mismatches}
     is_beside = all(m.file and m.kind in ("file", "unexpected") and not m.tensor for m in found.mismatches)
+    untold = "it does not say how it was made: give the options of its conversion, or --report"
     if is_beside and not found.uncompared:
-        return f"the weights are proven; what does not matter can be left out (--ignore {found.mismatches[0].file!r})"
+        way = f"what does not matter can be left out (--ignore {found.mismatches[0].file!r})"
+        return f"the weights are proven; {f'{untold}; or ' if found.options_from == 'dtypes' else ''}{way}"
     if kinds <= _AROUND and not found.uncompared:
         what = "the bytes around them" if "bytes" in kinds else "the words about them"
         return f"every value is the one that belongs there; {what} differ"
-    if found.options_from == "dtypes":
-        return "it does not say how it was made: give the options of its conversion, or --report"
-    return None
+    return untold if found.options_from == "dtypes" else None
 
 
 def _mismatch(m: Mismatch) -> str:

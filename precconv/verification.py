@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +26,13 @@ from .fileio import InputFile
 from .formats import Format, detect, format_for_suffix, open_reader
 from .hub.refs import parse_ref
 from .outputs import FormatChoice, output_format
-from .paths import exists, is_directory, reason
+from .paths import exists, is_directory
 from .plan import Plan
 from .proof import Proof
-from .provenance import KEY, Record, read_record
+from .provenance import KEY, Record, read_record, words
 from .proving import named_as, prove_file
-from .repo.listing import list_directory
 from .repo.proof import Held, prove_as_one, prove_files
+from .repo.roles import is_ignored
 from .repo.source import Files, local_files
 from .repo.stage import home_of
 from .request import Request, Rounding, StrPath, plan_for, plan_of, request_of, worker_count
@@ -124,6 +125,9 @@ def _verify(
     progress: ProgressCallback | None,
 ) -> Proof:
     started = time.perf_counter()
+    for path in (output, against):
+        if not os.fspath(path):  # of a shell's variable that is not set
+            raise UsageError("a name is empty", hint="name the output, and what it is held against")
     place, is_fetched = fetched_whole(output)
     said = _Said.of(place)
     options, told = _options(said, report, given, shown=output)
@@ -163,6 +167,12 @@ def _is_ignored(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _is_checkpoint(path: Path, root: Path) -> bool:
+    """By its name; what is wrong with a directory's other entries is said where they are compared."""
+    inside = path.relative_to(root).parts
+    return format_for_suffix(path) is not None and path.is_file() and not any(map(is_ignored, inside))
+
+
 def _is_beside(output: StrPath, against: StrPath, request: Request) -> bool:
     """Whether a variant was published in its source's own repo, where all other files are the source's."""
     places = [parse_ref(path) for path in (output, against)]
@@ -191,7 +201,7 @@ class _Said:
         """Raises InputError for a place where there is nothing."""
         files = [place]
         if is_directory(place):
-            files = [place / p for p in list_directory(place) if format_for_suffix(Path(p)) is not None]
+            files = [p for p in sorted(place.rglob("*")) if _is_checkpoint(p, place)]
         elif not exists(place):
             raise InputError("no such file or directory", path=place)
         records: list[Record | None] = []
@@ -241,7 +251,7 @@ def _options(
     """The options of the conversion, and where they come from."""
     if report is not None:
         base, told = _of_report(Path(report)), "report"
-    elif (followed := _of_record(said, shown, is_needed="to" not in given)) is not None:
+    elif (followed := _of_record(said, shown, given)) is not None:
         base, told = followed, "record"
     else:
         told = "arguments" if "to" in given else "dtypes"
@@ -253,14 +263,22 @@ def _options(
     return {**base, **given}, told
 
 
-def _of_record(said: _Said, shown: StrPath, *, is_needed: bool) -> dict[str, Any] | None:
+def _of_record(said: _Said, shown: StrPath, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The options of the record; None where there is none, or none that can be followed and it is not needed."""
     if said.record is None:
         return None
+    options, where = dict(said.record.options), f"the record in {os.fspath(shown)}"
+    if "rules" in given:
+        options.pop("rule", None)
     try:
-        return _checked(said.record.options, f"the record in {os.fspath(shown)}")
+        found = _checked(options, where)
+        for rule in found.get("rule", ()):
+            if str(rule).startswith("re:"):  # whoever wrote it may have meant it to take for ever
+                hint = f"if it is to be trusted, give the rules: {shlex.join(words({'rule': [*found['rule']]}))}"
+                raise UsageError(f"{where} has a rule that is a regular expression, which is not run", hint=hint)
+        return found
     except UsageError:
-        if is_needed:
+        if "to" not in given:
             raise
         return None
 
@@ -279,12 +297,10 @@ def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _of_report(path: Path) -> dict[str, Any]:
     """The options of the conversion that a report is about."""
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(_LARGEST_REPORT))
+        with InputFile(path) as file:
+            data = json.loads(file.read(0, min(file.size, _LARGEST_REPORT)))
         options, rules = dict(data["options"]), data["options"]["rules"]
         options |= {"rule": [f"{r['match']}={r['to']}" for r in rules], "component": options.get("components", {})}
-    except OSError as e:
-        raise InputError(f"cannot be read: {reason(e)}", path=path) from e
     except (KeyError, TypeError, ValueError, RecursionError) as e:
         raise InputError("is no report of a conversion", path=path, hint="give what --report wrote") from e
     if data.get("ok") is not True:

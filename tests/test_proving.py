@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -76,7 +77,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"to": "bf16", "rounding": "stochastic", "seed": 7},
     {"to": "fp16", "rounding": "stochastic"},
     {"to": "bf16", "norms": "cast", "preset": "none", "mixed": "cast"},
-    {"to": "bf16", "rule": ["*.0.*=fp16", "re:norm=drop"], "keep": ["*.1.*"]},
+    {"to": "bf16", "rule": ["*.0.*=fp16", "*norm*=drop"], "keep": ["*.1.*"]},
     {"to": "bf16", "strip_wrappers": True},
 )
 
@@ -597,6 +598,58 @@ def test_what_is_no_report_is_said_to_be_none(source: Path, tmp_path: Path, text
     report.write_text(text)
     with pytest.raises(InputError, match="is no report"):
         precconv.verify(out, against=source, report=report)
+
+
+def test_a_regular_expression_in_a_record_is_not_run(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    rule = "re:" + "(.*)*" * 15 + "!$=fp32"
+    precconv.convert(source, to="bf16", output=out)
+    text = (
+        f'{{"options":{{"rule":[{json.dumps(rule)}],"to":"bf16"}},"source":{{"bytes":1,"header":"x"}},"version":"1.0"}}'
+    )
+    edited(out, lambda h: h["__metadata__"].update({KEY: text}))
+    with pytest.raises(UsageError, match="regular expression, which is not run") as caught:
+        precconv.verify(out, against=source)
+    assert caught.value.hint is not None
+    assert "give the rules: --rule 're:(.*)*" in caught.value.hint
+
+
+def test_a_record_with_a_regular_expression_is_followed_where_the_rules_are_given(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    precconv.convert(source, to="bf16", output=out, norms="cast", rule=["re:layers.1=fp32", "*.2.*=keep"])
+    result = run("verify", out, "--against", source)
+    assert result.exit_code == 2
+    words = result.stderr.partition("give the rules: ")[2].split()
+    assert words == ["--rule", "re:layers.1=fp32", "--rule", "'*.2.*=keep'"]
+    proven(out, source, rule=["re:layers.1=fp32", "*.2.*=keep"])
+
+
+def test_a_version_that_is_none_is_no_record(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    precconv.convert(source, to="bf16", output=out)
+    edited(out, lambda h: h["__metadata__"].update({KEY: h["__metadata__"][KEY].replace('"0.', '"x.')}))
+    assert said(mismatches(out, source)) == [("record", None)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes")
+def test_a_pipe_or_a_dead_link_in_a_model_is_a_mismatch_and_a_report_that_is_a_pipe_is_refused(
+    pair: tuple[Path, Path],
+) -> None:
+    source, out = pair
+    (out / "link").symlink_to("nowhere")
+    (found,) = mismatches(out, source)
+    assert (found.kind, found.file) == ("unreadable", "link")
+    (out / "link").unlink()
+    os.mkfifo(out / "pipe")
+    (found,) = mismatches(out, source)
+    assert (found.kind, found.file) == ("unreadable", "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        precconv.verify(out, against=source, report=out / "pipe")
+
+
+def test_an_empty_name_is_not_the_working_directory(source: Path) -> None:
+    assert run("verify", "", "--against", source).exit_code == 2
+    assert run("verify", source, "--against", "").exit_code == 2
 
 
 def test_a_report_of_a_refusal_proves_nothing(tmp_path: Path) -> None:

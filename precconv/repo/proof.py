@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..bulk import collector_paused
 from ..convert import Outcome, make_task
+from ..errors import InputError
 from ..fileio import InputFile, SourceFile
 from ..outputs import output_format
 from ..plan import Plan
@@ -72,7 +73,12 @@ def prove_files(
             mismatch, size = _small(models, root, small)
             found += [] if mismatch is None else [mismatch]
             nbytes += size
-        others = [name for name in list_directory(root) if name not in names]
+        try:
+            others = [name for name in list_directory(root) if name not in names]
+        except InputError as e:  # a pipe, or a link that leads nowhere
+            others, there = [], Path(e.path or root)
+            inside = there.relative_to(root).as_posix() if there.is_relative_to(root) else ""
+            found.append(Mismatch("unreadable", e.message, inside))
         skipped += filter(ignored, others)
         found += _unexpected([name for name in others if not ignored(name)])
         looked_at = len(names.difference(skipped))
