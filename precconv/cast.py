@@ -1,6 +1,6 @@
 """The kernel: chunks of one type in, chunks of another and their statistics out.  No I/O, no policy.
 
-Only the kernels (this module, ``compare``, ``crowd``, ``spectrum``, ``stochastic``) compute with torch.  All is counted
+Only the kernels (tests/test_layers.py names them) compute with torch.  Everything is counted
 on integer magnitude patterns (the bits without the sign), which sort as their values do, so every count is exact.  A
 chunk costs the cast and one look at the result: no pattern at or above Inf and none below the smallest normal means no
 NaN, Inf, overflow, underflow, zero or subnormal, and nothing else is computed; only chunks that fail this are counted,

@@ -36,6 +36,7 @@ __all__ = [
     "convert_checkpoint",
     "convert_file",
     "make_task",
+    "open_output",
     "plan_file",
     "refusal",
     "verify",
@@ -297,6 +298,13 @@ def verify(
     return replace(outcome, verified=verified)
 
 
+def open_output(task: Task, path: Path) -> Checkpoint:
+    """What the task wrote as a checkpoint, with the weights that it was about."""
+    request, is_bare = task.request, task.fmt.name != "pt" or task.found.source.is_part
+    weights, select = ("auto", None) if is_bare else (request.weights, request.select)
+    return open_checkpoint(path, weights=weights, select=select)
+
+
 def _verified(task: Task, outcome: Outcome, part: PartFile, progress: Progress, chunks: Sequence[Chunk]) -> int:
     items, layout = outcome.plan.items, outcome.layout
     with collector_paused():
@@ -304,9 +312,7 @@ def _verified(task: Task, outcome: Outcome, part: PartFile, progress: Progress, 
         verify_header(part, task.fmt, layout, tensors, dtypes)
         verify_literals(part, [*layout.start, *outcome.rest])
         if task.fmt.name == "pt":
-            request, is_part = task.request, task.found.source.is_part
-            weights, select = ("auto", None) if is_part else (request.weights, request.select)
-            with open_checkpoint(part.path, weights=weights, select=select) as out:
+            with open_output(task, part.path) as out:
                 verify_names(part, out.infos, tensors, dtypes)
     return verify_values(
         task.file,

@@ -59,7 +59,8 @@ def words(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, dict):
             said += [option, ",".join(f"{k}={v}" for k, v in value.items())]
         elif isinstance(value, list):
-            said += [word for v in value for word in (option, v)]
+            kept = ((v.removesuffix("=keep"), v.endswith("=keep")) for v in value)
+            said += [word for v, is_kept in kept for word in ("--keep" if is_kept else option, v)]
         else:
             said += [option] if value is True else [option, str(value)]
     return said

@@ -14,8 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from .bulk import collector_paused
-from .checkpoint import Checkpoint, open_checkpoint
-from .convert import Task, write
+from .checkpoint import Checkpoint
+from .convert import Task, open_output, write
 from .differences import unravelled
 from .errors import PrecconvError, UnknownFormatError
 from .fileio import InputFile, SourceFile
@@ -23,8 +23,9 @@ from .formats import Format, Place
 from .plan import Item
 from .proof import Mismatch
 from .provenance import KEY
+from .readback import Sides, first_difference
 from .request import draws_for
-from .runs import CHUNK_BYTES, Chunk, Progress, RunReader, all_chunks, for_each, make_runs
+from .runs import Chunk, Progress, all_chunks, for_each, make_runs
 from .tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -102,10 +103,7 @@ def _source_bytes(places: Sequence[Place]) -> int:
 
 
 def _opened(task: Task, path: Path) -> Checkpoint:
-    """The output as a checkpoint, with the weights that the conversion was about."""
-    request, is_part = task.request, task.found.source.is_part or task.fmt.name == "safetensors"
-    weights, select = ("auto", None) if is_part else (request.weights, request.select)
-    out = open_checkpoint(path, weights=weights, select=select)
+    out = open_output(task, path)
     if out.format is not task.fmt:
         out.file.close()
         raise UnknownFormatError(f"is a {out.format.name} file, should be {task.fmt.name}", path=path)
@@ -141,10 +139,9 @@ def _compared(task: Task, out: Checkpoint, progress: Progress) -> Proven:
 def _first_difference(file: SourceFile, literals: Sequence[tuple[int, bytes]]) -> int | None:
     """The first byte of the file that is not as ``literals`` have it."""
     for offset, data in literals:
-        there = file.read(offset, max(0, min(len(data), file.size - offset)))
-        if there != data:
-            same = next((i for i, (a, b) in enumerate(zip(there, data, strict=False)) if a != b), len(there))
-            return offset + same
+        at = first_difference(file.read(offset, max(0, min(len(data), file.size - offset))), data)
+        if at is not None:
+            return offset + at
     return None
 
 
@@ -252,28 +249,23 @@ def _values(task: Task, out: SourceFile, places: Sequence[Place], progress: Prog
     draws, clamp = draws_for(task.request, task.found, task.plan), task.request.limits.on_overflow == "clamp"
     sums = task.layout.finish is not None
 
+    def read_output(buffer: memoryview, offset: int) -> None:
+        held = max(0, min(len(buffer), out.size - offset))
+        out.read_into(buffer[:held], offset)
+        buffer[held:] = bytes(len(buffer) - held)
+
     def start() -> Callable[[Chunk], None]:
-        read, written = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
-        reader = RunReader(task.file)
+        sides = Sides(task.file, read_output, draws)
 
         def step(chunk: Chunk) -> None:
-            run = chunk.run
-            x, y = memoryview(read)[: chunk.src_bytes], memoryview(written)[: chunk.dst_bytes]
-            reader.read(chunk, x)
-            held = max(0, min(chunk.dst_bytes, out.size - chunk.dst_offset))
-            out.read_into(y[:held], chunk.dst_offset)
-            y[held:] = bytes(chunk.dst_bytes - held)
-            if run.shown is not None:
-                cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
-            p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
-            parts = list(run.parts(chunk.start, chunk.elements))
-            drawn = draws.of(parts) if draws and p and p.narrows else ()
+            x, y, p, drawn = sides.read(chunk)
+            parts = list(chunk.run.parts(chunk.start, chunk.elements))
             counts = [count for _, _, count in parts]
-            data, found = recast.recast(x, y, p, counts, width=run.dst_size, clamp=clamp, stretches=drawn)
+            data, found = recast.recast(x, y, p, counts, width=chunk.run.dst_size, clamp=clamp, stretches=drawn)
             if sums:
                 tally.sums.append((chunk.dst_offset, len(data), zlib.crc32(data)))
             with lock:
-                tally.nbytes += held
+                tally.nbytes += max(0, min(chunk.dst_bytes, out.size - chunk.dst_offset))
                 for one in found:
                     key, first, _ = parts[one.stretch]
                     tally.add(key, first, one)
@@ -300,11 +292,15 @@ def _wrong_values(tally: _Tally, items: Sequence[Item]) -> Iterator[Mismatch]:
         item = items[key]
         if item.src.dtype.is_castable:
             at = unravelled(wrong.at, item.src.shape)
-            text = f"{wrong.elements} of {item.src.numel} elements are wrong, the first at {list(at)}: {forms}"
+            text = f"{_wrong(wrong.elements, item.src.numel, 'elements')}, the first at {list(at)}: {forms}"
             yield Mismatch("values", text, tensor=item.src.name, elements=wrong.elements, first=at)
         else:  # copied, whatever its elements are
-            text = f"{wrong.elements} of {item.src.nbytes} bytes are wrong, the first is byte {wrong.at}: {forms}"
+            text = f"{_wrong(wrong.elements, item.src.nbytes, 'bytes')}, the first is byte {wrong.at}: {forms}"
             yield Mismatch("values", text, tensor=item.src.name, elements=wrong.elements)
+
+
+def _wrong(count: int, of: int, what: str) -> str:
+    return f"{count} of {of} {what} {'is' if count == 1 else 'are'} wrong"
 
 
 def _hex(data: bytes) -> str:

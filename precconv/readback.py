@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .draws import Draws
+from .draws import Draws, Stretch
 from .dtypes import DType
 from .errors import OutputError, VerificationError
 from .fileio import PartFile, SourceFile
@@ -15,7 +15,20 @@ from .plan import Item
 from .runs import CHUNK_BYTES, Chunk, Progress, Run, RunReader, for_each, page_aligned
 from .tensors import TensorInfo
 
-__all__ = ["VerifyMode", "sample_chunks", "verify_header", "verify_literals", "verify_names", "verify_values"]
+if TYPE_CHECKING:
+    from .cast import Pair
+
+__all__ = [
+    "Both",
+    "Sides",
+    "VerifyMode",
+    "first_difference",
+    "sample_chunks",
+    "verify_header",
+    "verify_literals",
+    "verify_names",
+    "verify_values",
+]
 
 VerifyMode = Literal["sample", "full", "none"]
 #: Source bytes looked at in each of three places of every tensor: its start, its end, and one between.
@@ -63,9 +76,18 @@ def verify_literals(part: PartFile, literals: Iterable[tuple[int, bytes]]) -> No
     for offset, data in literals:
         found = bytearray(len(data))
         part.read_into(memoryview(found), offset)
-        if found != data:
-            at = offset + next(i for i, (a, b) in enumerate(zip(found, data, strict=True)) if a != b)
-            raise VerificationError(f"byte {at}, outside the tensor data, is not what was written", path=part.final)
+        at = first_difference(found, data)
+        if at is not None:
+            raise VerificationError(
+                f"byte {offset + at}, outside the tensor data, is not what was written", path=part.final
+            )
+
+
+def first_difference(a: bytes | bytearray, b: bytes | bytearray) -> int | None:
+    """Where two stretches of bytes first differ, if only in that one ends; None where they are equal."""
+    if a == b:
+        return None
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def verify_names(
@@ -81,6 +103,38 @@ def verify_names(
             raise VerificationError(message, path=part.final, tensor=t.name)
     if have:
         raise VerificationError("not planned, but in the output", path=part.final, tensor=next(iter(have)))
+
+
+class Both(NamedTuple):
+    """The bytes of a chunk in the source and in the output, and what makes the one of the other."""
+
+    source: memoryview
+    output: memoryview
+    pair: Pair | None  #: None where bytes are copied
+    drawn: Sequence[Stretch]  #: for stochastic rounding
+
+
+class Sides:
+    """Reads chunks of a source and of what was made of it; for one thread, which is done with one before the next."""
+
+    def __init__(self, source: SourceFile, read_output: Callable[[memoryview, int], None], draws: Draws | None) -> None:
+        """``read_output``: fills a buffer with the output's bytes from an offset on."""
+        self._reader, self._read_output, self._draws = RunReader(source), read_output, draws
+        self._source, self._output = page_aligned(CHUNK_BYTES), page_aligned(CHUNK_BYTES)
+
+    def read(self, chunk: Chunk) -> Both:
+        """Elements that no tensor shows are zero in the source, as they are in the output."""
+        from . import cast
+
+        run = chunk.run
+        x, y = self._source[: chunk.src_bytes], self._output[: chunk.dst_bytes]
+        self._reader.read(chunk, x)
+        self._read_output(y, chunk.dst_offset)
+        if run.shown is not None:
+            cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
+        p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
+        drawn = self._draws.of(run.parts(chunk.start, chunk.elements)) if self._draws and p and p.narrows else ()
+        return Both(x, y, p, drawn)
 
 
 def verify_values(
@@ -109,21 +163,13 @@ def verify_values(
             yield chunk
 
     def start() -> Callable[[Chunk], None]:
-        read, written = page_aligned(CHUNK_BYTES), page_aligned(CHUNK_BYTES)
-        reader = RunReader(source)
+        sides = Sides(source, part.read_into, draws)
 
         def compare(chunk: Chunk) -> None:
-            run = chunk.run
-            x, y = read[: chunk.src_bytes], written[: chunk.dst_bytes]
-            reader.read(chunk, x)
-            part.read_into(y, chunk.dst_offset)
-            p = cast.pair(run.src, run.dst) if run.is_cast and run.src is not run.dst else None
-            if run.shown is not None:
-                cast.blank(x, run.src_size, run.shown(chunk.start, chunk.elements))
-            drawn = draws.of(run.parts(chunk.start, chunk.elements)) if draws and p and p.narrows else ()
-            differs = cast.first_difference(x, y, p, clamp=clamp, stretches=drawn)
+            both = sides.read(chunk)
+            differs = cast.first_difference(both.source, both.output, both.pair, clamp=clamp, stretches=both.drawn)
             if differs is not None:
-                raise _mismatch(chunk, differs // run.dst_size, items, part)
+                raise _mismatch(chunk, differs // chunk.run.dst_size, items, part)
             progress.add(chunk.src_bytes)
 
         return compare

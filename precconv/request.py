@@ -114,21 +114,7 @@ class Request:
 
     def plan_words(self) -> list[str]:
         """The options that a plan depends on, but for the target, as on the command line."""
-        policy = self.policy
-        words = {
-            "--weights": self.weights if self.weights != "auto" else None,
-            "--select": self.select,
-            "--preset": policy.preset if policy.preset != "auto" else None,
-            "--norms": policy.norms if policy.norms != "fp32" else None,
-            "--mixed": policy.mixed if policy.mixed != "keep" else None,
-            "--from-variant": self.from_variant,
-        }
-        said = [word for name, value in words.items() if value is not None for word in (name, value)]
-        said += ["--strip-wrappers"] if self.strip_wrappers else []
-        said += [word for name, to in self.components.items() for word in ("--component", f"{name}={to}")]
-        for rule in policy.rules:
-            said += ["--keep", rule.match] if rule.origin == "--keep" else ["--rule", f"{rule.match}={rule.to}"]
-        return said
+        return words({name: self.recorded[name] for name in _PLANNING if name in self.recorded})
 
     def shaping_words(self) -> list[str]:
         """The options that shape an output's bytes, as on the command line."""
@@ -217,6 +203,10 @@ def _recorded(request: Request) -> dict[str, Any]:
     return {"to": request.to} | {name: value for name, value in said.items() if value and value != usual.get(name)}
 
 
+#: What a plan depends on besides the target.
+_PLANNING = (
+    "weights", "select", "preset", "norms", "mixed", "from_variant", "strip_wrappers", "component", "rule",
+)  # fmt: skip
 _SHAPING = ("weights", "select", "strip_wrappers", "shard_size", "variant", "from_variant", "copy_all")
 
 

@@ -43,10 +43,10 @@ from .ties import SharedMode
 from .values import settled
 from .weights import Weights
 
-__all__ = ["verify"]
+__all__ = ["SHAPING", "verify"]
 
 #: The options of a conversion that shape its output: what a record may say, and a caller.
-_SHAPING = (
+SHAPING = (
     "to", "lossless_only", "preset", "norms", "mixed", "rule", "component", "on_overflow", "rounding", "seed", "format",
     "weights", "select", "strip_wrappers", "shared", "shard_size", "variant", "from_variant", "copy_all",
 )  # fmt: skip
@@ -285,7 +285,7 @@ def _of_record(said: _Said, shown: StrPath, given: Mapping[str, Any]) -> dict[st
 
 def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Options as a record or a report has them; raises UsageError for what this version does not know."""
-    unknown = next((name for name in options if name not in _SHAPING), None)
+    unknown = next((name for name in options if name not in SHAPING), None)
     if unknown is not None:
         hint = "give the options on the command line, or use the version that made it"
         raise UsageError(f"{where}: the option {unknown!r} is not known", hint=hint)
@@ -305,7 +305,7 @@ def _of_report(path: Path) -> dict[str, Any]:
         raise InputError("is no report of a conversion", path=path, hint="give what --report wrote") from e
     if data.get("ok") is not True:
         raise InputError("is about a conversion that was refused", path=path, hint="give the one that made the output")
-    return _checked({name: options[name] for name in _SHAPING if name in options}, os.fspath(path))
+    return _checked({name: options[name] for name in SHAPING if name in options}, os.fspath(path))
 
 
 # What it is held against

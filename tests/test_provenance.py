@@ -227,6 +227,16 @@ def test_a_torch_source_is_told_from_another_of_its_size(tmp_path: Path, zipped:
     assert digests[0] == digests[2]
 
 
+def test_a_model_card_names_the_options_that_the_record_has(tmp_path: Path) -> None:
+    source = single(tmp_path / "source", {"w": weight(1), "x": weight(2)})
+    (source / "README.md").write_text("# A model\n")
+    options: dict[str, Any] = {"rounding": "stochastic", "seed": 3, "keep": ["x"], "rule": ["w=fp16"]}
+    precconv.convert(source, to="bf16", output=tmp_path / "out", **options)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`--to bf16 --rule w=fp16 --keep x --rounding stochastic --seed 3`" in card
+    assert precconv.verify(tmp_path / "out", against=source).proven
+
+
 def test_an_unreadable_record_is_none() -> None:
     good = Record({"to": "bf16"}, 1, "sha256:0", "1")
     assert read_record({KEY: good.text()}) == good

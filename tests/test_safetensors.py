@@ -475,7 +475,9 @@ def test_an_order_that_would_misalign_a_tensor_gives_way_to_the_librarys(tmp_pat
 def layout(path: Path, infos: Sequence[TensorInfo], dtypes: Sequence[DType], metadata: dict[str, str]) -> Layout:
     """The layout of an output with these tensors, from a safetensors file, whichever it is."""
     with InputFile(path) as file:
-        return fmt.layout(Source(fmt.SafetensorsReader(file, {}, infos, ()), infos), infos, dtypes, metadata, "")
+        return fmt.layout(
+            Source(fmt.SafetensorsReader(file, {}, infos, (), "sha256:"), infos), infos, dtypes, metadata, ""
+        )
 
 
 def test_every_tensor_of_an_output_starts_on_its_own_element_size() -> None:

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from .. import text
 from ..errors import VerificationError
+from ..verification import SHAPING
 from ..verification import verify as run_verify
 from .base import progress_bar, reported
 from .convert import convert
@@ -17,13 +18,9 @@ from .options import Ordered, given_rules
 
 __all__ = ["verify"]
 
-#: The options of ``convert`` that shape an output.
-_SHAPING = (
-    "to", "lossless_only", "format", "weights", "select", "shared", "component", "shard_size", "variant",
-    "from_variant", "copy_all", "strip_wrappers", "preset", "norms", "mixed", "keep", "rule", "rules", "on_overflow",
-    "rounding", "seed",
-)  # fmt: skip
 _RULES = ("keep", "rule", "rules")
+#: The options of ``convert`` that shape an output.
+_OPTIONS = {*SHAPING, *_RULES}
 
 
 @click.command(cls=Ordered)
@@ -55,7 +52,7 @@ def verify(out: str, *, top: int, as_json: bool, quiet: bool, **options: Any) ->
     """
     with reported():
         context = click.get_current_context()
-        for name in _SHAPING:
+        for name in _OPTIONS:
             value = options.pop(name)
             if name not in _RULES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 options[name] = value
@@ -70,7 +67,7 @@ def verify(out: str, *, top: int, as_json: bool, quiet: bool, **options: Any) ->
 
 
 for _option in convert.params:  # the very same, but that none is needed and none has a default
-    if _option.name in _SHAPING:
+    if _option.name in _OPTIONS:
         _shared = copy.copy(_option)
         assert isinstance(_shared, click.Option)
         _shared.required, _shared.show_default = False, False

@@ -49,7 +49,7 @@ class SafetensorsReader:
     metadata: Mapping[str, str]
     infos: Sequence[TensorInfo]  #: by offset
     notes: Sequence[str]
-    digest: str = ""  #: SHA-256 of all that stands before the data: the length and the header
+    digest: str  #: SHA-256 of all that stands before the data: the length and the header
 
     @property
     def format(self) -> Format:

@@ -116,7 +116,7 @@ class JoinedReader:
     file: JoinedFile
     metadata: Mapping[str, str]
     notes: Sequence[str]
-    parts: Sequence[Reader] = ()
+    parts: Sequence[Reader]
 
     @property
     def digest(self) -> str:

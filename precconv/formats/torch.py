@@ -54,7 +54,8 @@ class TorchReader:
     def digest(self) -> str:
         """Of a zip archive's records, whose checksums are of all data; of other forms' first and last megabyte."""
         if self.index.form == "zip":
-            data = self.index.records.encode("utf-8", "surrogatepass")
+            lines = (f"{r.crc:08x} {r.size} {name}\n" for name, r in self.index.records.items())
+            data = "".join(lines).encode("utf-8", "surrogatepass")
         else:
             size = self.file.size
             data = self.file.read(0, min(_ENDS, size)) + self.file.read(max(0, size - _ENDS), min(_ENDS, size))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from precconv.errors import CorruptCheckpointError
@@ -15,7 +15,7 @@ from precconv.fileio import SourceFile
 from .opstream import OpStream
 from .pickled import Pickle, StorageRef
 from .torch_tensors import TensorRef
-from .zip_index import read_bytes
+from .zip_index import Record, read_bytes
 
 __all__ = ["Extent", "TorchFile", "file_offset", "stream_of"]
 
@@ -40,7 +40,7 @@ class TorchFile:
     pickle: Pickle
     extents: Mapping[str, Extent]  #: by storage key
     big_endian: bool = False  #: whether multi-byte values of the storages are
-    records: str = ""  #: of a zip archive: a line for each record with its name, size and CRC-32
+    records: Mapping[str, Record] = field(default_factory=dict)  #: of a zip archive, all there are
 
     @property
     def root(self) -> object:

@@ -41,8 +41,7 @@ def open_zip(source: SourceFile, records: Mapping[str, Record] | None = None) ->
         if name.startswith(prefix)
     }
     order = _byte_order(source, found.get(root + "byteorder"))
-    lines = "".join(f"{r.crc:08x} {r.size} {name}\n" for name, r in found.items())
-    file = TorchFile(source, "zip", pickle, extents, order == "big", lines)
+    file = TorchFile(source, "zip", pickle, extents, order == "big", found)
     for ref in storages.refs.values():
         file.extent(ref)
     return file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from ..errors import InputError
 from ..formats import Format
 from ..paths import reason
 from ..plan import Item, Plan
+from ..provenance import words
 from ..report import FileReport
 from ..request import Request, opaque_kept
 from .card import Card, CardFacts, Kept, card
@@ -96,24 +98,10 @@ def model_card(models: Models, plan: Plan, request: Request) -> Card | None:
         bytes_after=sum(i.nbytes for i in cast),
         base_model=repo,
         commit=commit,
-        options=_said(request),
+        options=shlex.join(words(request.recorded)),
         kept=kept,
     )
     return card(models.read(README).decode("utf-8", errors="surrogateescape"), facts)
-
-
-def _said(request: Request) -> str:
-    """The options that shaped the result, as on the command line."""
-    policy = request.policy
-    words = [f"--to {request.to}"]
-    words += ["--lossless-only"] if request.lossless == "only" else []
-    words += [f"--norms {policy.norms}"] if policy.norms != "fp32" else []
-    words += [f"--mixed {policy.mixed}"] if policy.mixed != "keep" else []
-    words += [f"--preset {policy.preset}"] if policy.preset != "auto" else []
-    words += [f"--component {name}={to}" for name, to in request.components.items()]
-    words += [f"--rule '{r.match}={r.to}'" for r in policy.rules]
-    overflow = request.limits.on_overflow
-    return " ".join(words + ([f"--on-overflow {overflow}"] if overflow != "error" else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from ..outputs import output_format
 from ..plan import Plan
 from ..proof import Mismatch
 from ..proving import Proven, named_as, prove_file
+from ..readback import first_difference
 from ..request import Request
 from ..runs import Progress
 from .convert import as_one
@@ -119,9 +120,9 @@ def _first_difference(read: Callable[[int, int], bytes], size: int, there: Sourc
     at, end = 0, min(size, there.size)
     while at < end:
         n = min(_STEP, end - at)
-        x, y = read(at, n), there.read(at, n)
-        if x != y:
-            return at + next(i for i, (p, q) in enumerate(zip(x, y, strict=True)) if p != q)
+        differs = first_difference(read(at, n), there.read(at, n))
+        if differs is not None:
+            return at + differs
         at += n
     return None if size == there.size else end
 
